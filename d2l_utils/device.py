@@ -4,7 +4,8 @@
     4 ranks on CPU with gloo: no GPU found
 
 Nothing here initialises an accelerator in the calling process: devices are counted through the driver's
-management library (NVML on NVIDIA), which creates no context. torch is imported only when a question needs it.
+management library (NVML on NVIDIA), which creates no context. torch is imported only when a question needs
+it.
 
 Environment
 -----------
@@ -19,6 +20,10 @@ import operator
 import os
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 MAX_WORLD_SIZE = 64
 DEFAULT_WORLD_SIZE = 4
@@ -46,10 +51,11 @@ class Choice:
 
 
 def check_world_size(value: object = None, name: str = "world_size") -> int:
-    """``value`` as a number of ranks; ``None`` means the default of ``default_world_size``. Never imports torch
-    for a given value.
+    """``value`` as a number of ranks; ``None`` means the default of ``default_world_size``. Never imports
+    torch for a given value.
 
-    Raises ValueError for anything but a whole number from 1 to 64: zero, negatives, fractions, strings, booleans.
+    Raises ValueError for anything but a whole number from 1 to 64: zero, negatives, fractions, strings,
+    booleans.
     """
     if value is None:
         return default_world_size()
@@ -63,14 +69,14 @@ def check_world_size(value: object = None, name: str = "world_size") -> int:
 
 
 def default_world_size() -> int:
-    """The number of ranks a lesson takes when it is not told: ``D2L_WORLD_SIZE`` if set, else one rank for each
-    accelerator if there are at least two, else 4.
+    """The number of ranks a lesson takes when it is not told: ``D2L_WORLD_SIZE`` if set, else one rank for
+    each accelerator if there are at least two, else 4.
 
     Raises ValueError when D2L_WORLD_SIZE is not a whole number from 1 to 64.
     """
     text = os.environ.get("D2L_WORLD_SIZE", "").strip()
     if text:
-        # isdecimal alone takes other scripts' digits, and int() takes "1_0" and refuses very long ones in other words
+        # isdecimal alone takes other scripts' digits; int() takes "1_0" and has its own words for long ones
         given = int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else text
         return check_world_size(given, "D2L_WORLD_SIZE")
     if _forced() == "cpu":
@@ -82,9 +88,9 @@ def default_world_size() -> int:
 def choose(world_size: int | None = None, nodes: int = 1) -> Choice:
     """The device type and backend for ``world_size`` ranks on this host, as a value that prints as one line.
 
-    An accelerator is chosen when this host has one for each rank; otherwise the CPU with gloo. ``nodes`` > 1 means
-    nodes that are simulated on this host: two ranks then share a local rank, and with it a device, so they
-    run on the CPU.
+    An accelerator is chosen when this host has one for each rank; otherwise the CPU with gloo. ``nodes`` >
+    1 means nodes that are simulated on this host: two ranks then share a local rank, and with it a device,
+    so they run on the CPU.
 
     Raises ValueError for a bad ``world_size`` or ``nodes``, and when ``D2L_DEVICE`` names a type that cannot
     serve these ranks.
@@ -112,20 +118,20 @@ def choose(world_size: int | None = None, nodes: int = 1) -> Choice:
     return Choice(str(kind), backend, n, why + _held_by_this_process())
 
 
-def rank_device():
+def rank_device() -> torch.device:
     """This rank's ``torch.device``: ``cpu``, or the accelerator whose index is LOCAL_RANK.
 
-    Under ``launch`` the type is the one it chose. Under plain torchrun, on one node or many, it is what ``choose``
-    says for the ranks of this node. Outside both it is the device of a single rank.
+    Under ``launch`` the type is the one it chose. Under plain torchrun, on one node or many, it is what
+    ``choose`` says for the ranks of this node. Outside both it is the device of a single rank.
     """
     import torch
 
     kind = os.environ.get("D2L_DEVICE_TYPE", "").strip()
     if not kind:
         kind = choose(int(os.environ.get("LOCAL_WORLD_SIZE", "1"))).device_type
-    return (
-        torch.device("cpu") if kind == "cpu" else torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
-    )
+    if kind == "cpu":
+        return torch.device("cpu")
+    return torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def _forced() -> str | None:
@@ -141,7 +147,8 @@ def _forced() -> str | None:
         device = None
     if device is None or device.index is not None or device.type in ("meta", "mkldnn", "opengl", "fpga"):
         raise ValueError(
-            f"D2L_DEVICE is {os.environ['D2L_DEVICE']!r}: it must be a device type without a number, such as cpu or cuda"
+            f"D2L_DEVICE is {os.environ['D2L_DEVICE']!r}: "
+            "it must be a device type without a number, such as cpu or cuda"
         )
     return device.type
 

@@ -1,7 +1,7 @@
 """Real English text with no download: Python's own language reference, as bytes.
 
-CPython ships it as ``pydoc_data.topics`` (about half a megabyte). It is the same on every machine with the same
-Python version; another Python version has a slightly different text.
+CPython ships it as ``pydoc_data.topics`` (about half a megabyte). It is the same on every machine with the
+same Python version; another Python version has a slightly different text.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ def _check(name: str, value: object, least: int) -> None:
 
 
 def sequences(length: int, count: int, offset: int = 0) -> Tensor:
-    """``count`` consecutive pieces of the text, starting with piece number ``offset``: int64, (count, length + 1).
+    """``count`` consecutive pieces of the text, starting with piece number ``offset``: int64, (count,
+    length + 1).
 
-    Row i holds bytes [s, s + length] with s = (offset + i) * length, so that row[:-1] are ``length`` tokens and row[1:] the byte
-    that follows each. Past its end the text starts again. Same arguments, same result.
+    Row i holds bytes [s, s + length] with s = (offset + i) * length, so that row[:-1] are ``length`` tokens
+    and row[1:] the byte that follows each. Past its end the text starts again. Same arguments, same result.
 
     Raises ValueError when length or count is below 1 or offset is negative.
     """
@@ -50,7 +51,8 @@ def sequences(length: int, count: int, offset: int = 0) -> Tensor:
 
 
 def batches(length: int, batch: int, steps: int, offset: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """``steps`` times (tokens, targets), each int64 (batch, length): consecutive pieces, none twice until the text ends.
+    """``steps`` times (tokens, targets), each int64 (batch, length): consecutive pieces, none twice until
+    the text ends.
 
     Step s takes pieces offset + s * batch and the ``batch - 1`` after it. Errors as in ``sequences``.
     """
@@ -62,9 +64,11 @@ def batches(length: int, batch: int, steps: int, offset: int = 0) -> Iterator[tu
 
 
 class Text(Dataset):
-    """The text as a dataset of (tokens, targets), each int64 (length,); ``size`` keeps the first ``size`` pieces only.
+    """The text as a dataset of (tokens, targets), each int64 (length,); ``size`` keeps the first ``size``
+    pieces only.
 
-    Raises ValueError when length is below 1 or longer than the text, or size is negative or more than there is.
+    Raises ValueError when length is below 1 or longer than the text, or size is negative or more than there
+    is.
     """
 
     def __init__(self, length: int, size: int | None = None) -> None:

@@ -1,7 +1,9 @@
-"""A small causal Transformer over bytes: large enough to have layers to shard, small enough for four CPU ranks.
+"""A small causal Transformer over bytes: large enough to have layers to shard, small enough for four CPU
+ranks.
 
-Pre-norm blocks, GELU MLP of four times the width, scaled dot-product attention, no dropout. Every parameter is
-drawn from a generator of its own, so the same seed gives the same weights whatever else used random numbers.
+Pre-norm blocks, GELU MLP of four times the width, scaled dot-product attention, no dropout. Every parameter
+is drawn from a generator of its own, so the same seed gives the same weights whatever else used random
+numbers.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ class TransformerConfig:
 
     @property
     def parameter_count(self) -> int:
-        """Number of parameters, counted by hand: 12 w^2 + 13 w in a block, the embeddings, the last norm, the output."""
+        """Number of parameters, counted by hand: 12 w^2 + 13 w in a block, the embeddings, the last norm,
+        the output."""
         w = self.width
         block = 12 * w * w + 13 * w
         output = 0 if self.tied else self.vocabulary * w
@@ -52,7 +55,8 @@ class TransformerConfig:
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a norm and added to its input. (batch, length, width) -> the same shape."""
+    """Attention and MLP, each behind a norm and added to its input. (batch, length, width) -> the same
+    shape."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -104,7 +108,8 @@ class Transformer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Matrices from N(0, 0.02^2), what each block adds to its input scaled down by its depth; norms 1, biases 0."""
+        """Matrices from N(0, 0.02^2), what each block adds to its input scaled down by its depth; norms 1,
+        biases 0."""
         generator = torch.Generator().manual_seed(self.config.seed)
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
@@ -119,9 +124,9 @@ class Transformer(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor | None = None) -> Tensor:
         if tokens.dim() != 2 or tokens.shape[1] > self.config.length:
-            given = tuple(tokens.shape)
             raise ValueError(
-                f"tokens has shape {given}: it must be (batch, length), length at most {self.config.length}"
+                f"tokens has shape {tuple(tokens.shape)}: it must be (batch, length), "
+                f"length at most {self.config.length}"
             )
         x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for block in self.blocks:

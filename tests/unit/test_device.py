@@ -1,0 +1,189 @@
+"""Device type, backend and number of ranks: decided before anything starts, and said in one line."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from d2l_utils import device
+from d2l_utils.device import Choice, check_world_size, choose, default_world_size, rank_device
+
+SETTINGS = ("D2L_DEVICE", "D2L_WORLD_SIZE", "D2L_DEVICE_TYPE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch):
+    for name in SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """machine(kind, count, mps=...) pretends that torch finds these accelerators."""
+
+    def pretend(kind=None, count=0, mps=False):
+        found = torch.device(kind) if kind else None
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: found)
+        monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
+        monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: True)
+
+    return pretend
+
+
+def test_no_accelerator_means_cpu_and_gloo(machine):
+    machine()
+    assert choose(4) == Choice("cpu", "gloo", 4, "no GPU found")
+    assert str(choose(4)) == "4 ranks on CPU with gloo: no GPU found"
+    assert str(choose(1)).startswith("1 rank on CPU")
+
+
+def test_accelerators_are_used_when_there_is_one_for_each_rank(machine):
+    machine("cuda", 4)
+    assert str(choose(4)) == "4 ranks on cuda with nccl: 4 devices found"
+    assert choose(5) == Choice("cpu", "gloo", 5, "4 cuda devices found, 5 needed")
+    machine("xpu", 2)
+    assert (choose(2).device_type, choose(2).backend) == ("xpu", "xccl")
+    machine("cuda", 1)
+    assert choose(2).reason == "1 cuda device found, 2 needed"
+
+
+def test_simulated_nodes_do_not_share_a_device(machine):
+    machine("cuda", 4)
+    assert choose(4, nodes=2) == Choice("cpu", "gloo", 4, "2 simulated nodes would share cuda devices")
+
+
+def test_a_backend_that_this_torch_lacks_means_cpu(machine, monkeypatch):
+    machine("cuda", 4)
+    monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: name != "nccl")
+    assert choose(4) == Choice("cpu", "gloo", 4, "this torch has no nccl for cuda")
+
+
+@pytest.mark.parametrize("kind", ["mps", None])
+def test_V02_mps_means_cpu_and_gloo_with_one_reason(machine, kind):
+    machine(kind, int(kind == "mps"), mps=True)
+    choice = choose(2)
+    assert (choice.device_type, choice.backend) == ("cpu", "gloo")
+    assert "MPS" in choice.reason
+    assert "\n" not in str(choice)
+    assert default_world_size() == 4
+
+
+def test_D2L_DEVICE_forces(machine, monkeypatch):
+    machine("cuda", 4)
+    monkeypatch.setenv("D2L_DEVICE", "cpu")
+    assert choose(2) == Choice("cpu", "gloo", 2, "D2L_DEVICE=cpu")
+    assert default_world_size() == 4
+    monkeypatch.setenv("D2L_DEVICE", " CUDA ")
+    assert choose(2) == Choice("cuda", "nccl", 2, "D2L_DEVICE=cuda, 4 devices found")
+
+
+@pytest.mark.parametrize("text", ["gpu", "cuda:1", "meta", "42", "中"])
+def test_D2L_DEVICE_nonsense_is_refused(machine, monkeypatch, text):
+    machine()
+    monkeypatch.setenv("D2L_DEVICE", text)
+    with pytest.raises(ValueError, match=f"D2L_DEVICE is '{text}'.*such as cpu or cuda"):
+        choose(2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "mps", "forced", "why"),
+    [
+        (None, 0, False, "cuda", "no GPU found"),
+        ("cuda", 1, False, "cuda", "1 cuda device found, 2 needed"),
+        ("cuda", 8, False, "xpu", "this machine has cuda"),
+        ("mps", 1, True, "mps", "Apple's MPS has no backend for several ranks"),
+    ],
+)
+def test_D2L_DEVICE_that_cannot_serve_is_refused(machine, monkeypatch, kind, count, mps, forced, why):
+    machine(kind, count, mps)
+    monkeypatch.setenv("D2L_DEVICE", forced)
+    with pytest.raises(ValueError) as caught:
+        choose(2)
+    assert str(caught.value) == (
+        f"D2L_DEVICE={forced} cannot serve world_size=2: {why}; unset it or use D2L_DEVICE=cpu"
+    )
+
+
+@pytest.mark.parametrize("bad", [0, -1, 1.5, 2.0, "2", True, False, 65, 10**30, b"2", [2]])
+def test_L24_L23_a_bad_world_size_is_refused(bad):
+    with pytest.raises(ValueError) as caught:
+        check_world_size(bad)
+    assert str(caught.value) == f"world_size is {bad!r}: it must be a whole number from 1 to 64"
+    with pytest.raises(ValueError, match="world_size"):
+        choose(bad)
+    with pytest.raises(ValueError, match="nodes"):
+        choose(2, nodes=bad)
+
+
+@pytest.mark.parametrize("good", [1, 2, 64, np.int64(3)])
+def test_a_good_world_size_is_an_int(good):
+    assert check_world_size(good) == good
+    assert type(check_world_size(good)) is int
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "two", "True", "65", "²", "1_0", "9" * 5000])
+def test_D2L_WORLD_SIZE_is_held_to_the_same_range(monkeypatch, text):
+    monkeypatch.setenv("D2L_WORLD_SIZE", text)
+    for ask in (default_world_size, check_world_size, choose):
+        with pytest.raises(ValueError, match="D2L_WORLD_SIZE is .*: it must be a whole number from 1 to 64"):
+            ask()
+
+
+def test_the_default_world_size(machine, monkeypatch):
+    machine()
+    assert default_world_size() == check_world_size() == choose().world_size == 4
+    machine("cuda", 1)
+    assert default_world_size() == 4
+    machine("cuda", 8)
+    assert default_world_size() == 8
+    monkeypatch.setenv("D2L_WORLD_SIZE", " 3 ")
+    assert default_world_size() == check_world_size() == 3
+    assert check_world_size(2) == 2
+
+
+def test_the_device_inside_a_rank(machine, monkeypatch):
+    machine("cuda", 2)
+    assert rank_device() == torch.device("cuda", 0)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert rank_device() == torch.device("cuda", 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert rank_device() == torch.device("cpu")
+    monkeypatch.setenv("D2L_DEVICE_TYPE", "cuda")
+    assert rank_device() == torch.device("cuda", 1)
+    monkeypatch.setenv("D2L_DEVICE_TYPE", "cpu")
+    assert rank_device() == torch.device("cpu")
+
+
+def test_L19_memory_that_this_process_holds_is_said(machine, monkeypatch):
+    machine("cuda", 2)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda i: 2**30 if i == 0 else 0)
+    assert str(choose(2)) == (
+        "2 ranks on cuda with nccl: 2 devices found (this process itself holds 1024 MiB of GPU memory)"
+    )
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda i: 0)
+    assert str(choose(2)) == "2 ranks on cuda with nccl: 2 devices found"
+
+
+def test_choosing_initialises_no_accelerator_and_checking_imports_no_torch():
+    code = (
+        "import sys\n"
+        "from d2l_utils.device import check_world_size, choose\n"
+        "check_world_size(4)\n"
+        "assert 'torch' not in sys.modules\n"
+        "choose(2)\n"
+        "import torch\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "assert not torch.cuda._is_in_bad_fork()\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_limit_is_the_documented_one():
+    assert device.MAX_WORLD_SIZE == 64
