@@ -1,0 +1,158 @@
+"""The one visual style: palette, hatches, markers, units, and a Figure that needs no pyplot.
+
+Figures are made with :class:`matplotlib.figure.Figure` itself, so they may be drawn from any thread (widget callbacks
+do) and pyplot keeps no list of them.
+"""
+
+import base64
+import io
+import math
+import threading
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.transforms import ScaledTranslation
+
+WIDTH = 7.0  # inches: a lesson's column
+DPI = 160
+
+INK, MUTED, RULE = "#1a1a1a", "#5a5a5a", "#d0d0d0"
+# Okabe and Ito's colours: told apart by colour-blind readers. Hatches and markers carry the same difference in grey.
+BLUE, ORANGE, GREEN, SKY = "#0072B2", "#E69F00", "#009E73", "#56B4E9"
+VERMILION, PURPLE, YELLOW, GREY = "#D55E00", "#CC79A7", "#F0E442", "#999999"
+SERIES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK, GREY)
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+LINES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (3, 1)), (0, (1, 1)), (0, (8, 2)))
+# Light enough for dark text on them; one per rank.
+TINTS = ("#9ecae8", "#f6cf7f", "#8fd3bd", "#e6b8d0", "#f3a77a", "#f7f1a0", "#cfcfcf", "#b9b4e6")
+HATCHES = ("", "///", "...", "\\\\\\", "xx", "--", "++", "||")
+
+_FACTORS = {
+    "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+    "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40,
+}  # fmt: skip
+
+
+# Glyph caches of matplotlib are shared: two widgets may draw at once.
+_rendering = threading.Lock()
+
+
+class Picture(Figure):
+    """A matplotlib Figure that shows itself in a notebook as one PNG, with the same text on every machine.
+
+    `alt` is what a notebook stores beside the picture: what kind of picture it is, never a measured value.
+    """
+
+    alt = "[figure]"
+
+    def _ipython_display_(self) -> None:
+        # Not _repr_png_: an inline backend that was told "svg" would add a second, larger copy of the picture.
+        from IPython.display import display
+
+        display(bundle(self), metadata={"image/png": {"width": self._shown_width()}}, raw=True)
+
+    def _shown_width(self) -> int:
+        return round(self.get_figwidth() * 100)
+
+
+def picture(text: str, height: float, rows: int = 1, columns: int = 1, **layout: Any) -> tuple[Picture, list[Axes]]:
+    """A new figure of the lesson's width and `height` inches, with rows x columns axes in reading order."""
+    figure = Picture(figsize=(WIDTH, height), dpi=DPI, layout="constrained", facecolor="white")
+    figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06, hspace=0.04)  # type: ignore[union-attr, call-arg]
+    FigureCanvasAgg(figure)
+    figure.alt = f"[figure: {text}]"
+    axes = list(figure.subplots(rows, columns, squeeze=False, **layout).flat)
+    for one in axes:
+        plain(one)
+    return figure, axes
+
+
+def plain(axes: Axes) -> None:
+    """Quiet frame, small text."""
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(MUTED)
+    axes.tick_params(colors=MUTED, labelcolor=INK, labelsize=8.5, length=3)
+    axes.set_axisbelow(True)
+
+
+def title(figure: Figure, words: str | None) -> None:
+    """The finding, over the whole figure at the left; longer ones wrap instead of running off the page."""
+    if words:
+        import textwrap
+
+        lines = "\n".join(textwrap.fill(line, 78) for line in words.splitlines())
+        figure.suptitle(lines, x=0.012, ha="left", fontsize=11, fontweight="bold", color=INK)
+
+
+def key(figure: Figure, handles: Sequence[Any], columns: int | None = None) -> None:
+    """One legend, under the picture, where it never covers data."""
+    if handles:
+        figure.legend(
+            handles=handles, loc="outside lower center", ncols=columns or min(len(handles), 5), fontsize=8.5,
+            frameon=False, handlelength=2.0, handletextpad=0.5, columnspacing=1.3, labelcolor=INK,
+        )  # fmt: skip
+
+
+def note(axes: Axes, x: float, y: float, words: str, points: tuple[float, float] = (0, 0), **text: Any) -> None:
+    """Words at data point (x, y), moved by `points` typographic points."""
+    assert axes.figure is not None
+    shift = ScaledTranslation(points[0] / 72, points[1] / 72, axes.figure.dpi_scale_trans)  # type: ignore[union-attr]
+    settings = {"fontsize": 8, "color": INK, "ha": "center", "va": "center"} | text
+    axes.text(x, y, words, transform=axes.transData + shift, **settings)
+
+
+def unit_for(values: Iterable[float], unit: str | None = None) -> tuple[float, str]:
+    """(bytes per unit, unit) to show these byte counts in; decimal units unless `unit` names a binary one.
+
+    Raises ValueError for a unit that is not one of B, kB, MB, GB, TB, KiB, MiB, GiB, TiB.
+    """
+    if unit is None:
+        largest = max(values, default=0)
+        unit = next((u for u in ("TB", "GB", "MB", "kB") if largest >= _FACTORS[u]), "B")
+    if unit not in _FACTORS:
+        raise ValueError(f"unit is {unit!r}; allowed: {', '.join(_FACTORS)}")
+    return float(_FACTORS[unit]), unit
+
+
+def short(value: float) -> str:
+    """A number of about three digits: 0, 0.034, 4.21, 24.7, 1234."""
+    if value == 0:
+        return "0"
+    if not math.isfinite(value):
+        return str(value)
+    digits = max(0, 2 - math.floor(math.log10(abs(value))))
+    words = f"{value:.{digits}f}"
+    return words.rstrip("0").rstrip(".") if "." in words else words
+
+
+def png(figure: Figure, dpi: float | None = None) -> bytes:
+    """The figure as PNG bytes, at `dpi` dots an inch (default: the figure's own); safe from any thread."""
+    from PIL import Image
+
+    canvas = figure.canvas if isinstance(figure.canvas, FigureCanvasAgg) else FigureCanvasAgg(figure)
+    own = figure.dpi
+    with _rendering:
+        try:
+            figure.dpi = dpi or own
+            canvas.draw()
+            pixels = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+        finally:
+            figure.dpi = own
+    data = io.BytesIO()
+    # 256 colours are plenty for flat tints and a third of the bytes: notebooks are kept in git.
+    pixels.quantize(256, dither=Image.Dither.NONE).save(data, format="png", optimize=True, dpi=(dpi or own,) * 2)
+    return data.getvalue()
+
+
+def bundle(figure: Figure) -> dict[str, str]:
+    """{"image/png": base64, "text/plain": stable words}: what a notebook stores for this figure."""
+    return {
+        "image/png": base64.b64encode(png(figure)).decode("ascii"),
+        "text/plain": getattr(figure, "alt", "[figure]"),
+    }
