@@ -1,0 +1,169 @@
+"""What a launch that did not end well raises, and how it finds the first real error among its echoes."""
+
+import re
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from d2l_utils.ranks import RankState
+
+
+class LaunchError(RuntimeError):
+    """A launch did not deliver every rank's result.
+
+    The first line says which rank failed and how; then that rank's traceback, down to the reader's own line; then how many ranks
+    failed only because of it.
+
+    Attributes: `rank` (int or None), `message` (the text without the traceback's colour), `results` (one a rank, None where
+    missing), `output` (one text a rank), `script` (Path), `kind` ("exception", "signal", "exit", "timeout", "stopped", "start").
+    """
+
+    kind = "exception"
+
+    def __init__(self, message: str, *, rank: int | None = None, kind: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.rank, self.kind = message, rank, kind or type(self).kind
+        self.results: list[Any] = []
+        self.output: list[str] = []
+        self.script: Path | None = None
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython shows this instead of the launcher's own frames, which are not where the error is."""
+        return [f"{type(self).__name__}: {self.message}"]
+
+
+class LaunchTimeout(LaunchError):
+    """The ranks did not finish within `timeout` seconds."""
+
+    kind = "timeout"
+
+
+class LaunchStopped(LaunchError):
+    """The `stop` event was set while the ranks ran."""
+
+    kind = "stopped"
+
+
+@dataclass
+class Ending:
+    """How a launch ended, as far as it is known from outside the ranks."""
+
+    states: list[RankState]
+    agent_logs: list[str]
+    timed_out: float | None = None
+    stopped: bool = False
+    supervisor_died: bool = False
+    early: set[int] = field(default_factory=set)  # ranks seen gone without a word while others still ran
+
+
+_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d+)\)")
+
+
+def exit_codes(agent_logs: list[str], states: list[RankState]) -> dict[int, int]:
+    """Exit codes by rank of the processes that torchrun saw fail first (negative: the signal that killed it)."""
+    by_pid = {state.pid: state.rank for state in states if state.pid}
+    found = {}
+    for log in agent_logs:
+        for code, _, pid in _FAILED.findall(log):
+            if int(pid) in by_pid:
+                found.setdefault(by_pid[int(pid)], int(code))
+    return found
+
+
+def killed_by(code: int) -> str:
+    """The signal of a negative exit code in words, with the usual cause where there is one."""
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"{name} (often: out of memory)" if name == "SIGKILL" else name
+
+
+def diagnose(ending: Ending) -> LaunchError | None:
+    """The error that tells what happened, or None when every rank delivered its result."""
+    states = ending.states
+    missing = [s for s in states if not s.delivered]
+    if not missing:
+        return None
+    if ending.stopped:
+        return LaunchStopped(f"stopped; {_count(len(missing), 'rank')} had not finished")
+    first = min((s for s in states if s.error and not s.error["echo"]), key=lambda s: s.error["time"], default=None)
+    codes = exit_codes(ending.agent_logs, states)
+    killed = {rank: code for rank, code in codes.items() if code < 0 and not states[rank].error}
+    silent = {rank: code for rank, code in codes.items() if code > 0 and not states[rank].error and rank not in killed}
+    if first is not None:
+        text = f"rank {first.rank} failed: {first.error['summary']}\n\n{first.error['traceback']}"
+        return LaunchError(text + _others(states, first), rank=first.rank)
+    if killed and not (ending.timed_out is not None and set(killed.values()) <= {-signal.SIGTERM}):
+        rank, code = next(iter(killed.items()))
+        stack = f"\n\n{states[rank].stack.rstrip()}" if states[rank].stack else ""
+        text = f"rank {rank} was killed by {killed_by(code)}{stack}"
+        return LaunchError(text + _others(states, states[rank]), rank=rank, kind="signal")
+    if silent:
+        rank, code = next(iter(silent.items()))
+        text = f"rank {rank} exited with status {code} and no exception"
+        return LaunchError(text + _others(states, states[rank]), rank=rank, kind="exit")
+    gone = [s.rank for s in states if s.exited or (s.rank in ending.early and not s.error)]
+    if gone:
+        return LaunchError(f"{_ranks(gone)} exited before the others finished" + _others(states, states[gone[0]]), rank=gone[0], kind="exit")
+    echoes = [s for s in states if s.error]
+    early = [s.rank for s in states if s.delivered]
+    if echoes and early:
+        text = (
+            f"{_ranks(early)} returned before the others finished, while {_ranks([s.rank for s in echoes])} still waited in a collective: "
+            "every rank must join every collective"
+        )
+        return LaunchError(f"{text}\n\n{echoes[0].error['traceback']}", rank=early[0], kind="exit")
+    if ending.timed_out is not None:
+        return LaunchTimeout(_timeout_text(states, ending.timed_out), rank=next(iter(_absent(states)), None))
+    if echoes:
+        text = f"rank {echoes[0].rank} failed: {echoes[0].error['summary']}\n\n{echoes[0].error['traceback']}"
+        return LaunchError(text + _others(states, echoes[0]), rank=echoes[0].rank)
+    if ending.supervisor_died:
+        return LaunchError("the launch's own supervisor process was killed; its ranks ended with it", kind="start")
+    log = "\n".join(log.strip() for log in ending.agent_logs if log.strip())
+    return LaunchError("torchrun ended before any rank had started\n\n" + (log[-3000:] or "(it printed nothing)"), kind="start")
+
+
+def _timeout_text(states: list[RankState], seconds: float) -> str:
+    unfinished = [s for s in states if not s.delivered]
+    waiting = [s for s in unfinished if s.in_collective]
+    absent = _absent(states)
+    lines = [f"timed out after {seconds:g} s: {_ranks([s.rank for s in unfinished])} had not finished"]
+    if absent and waiting:
+        lines[0] += f"; {_ranks(absent)} never joined the collective in which {_ranks([s.rank for s in waiting])} waited"
+    for state in states:
+        where = "had returned" if state.delivered else f"was at {state.where}" if state.where else "had not started" if not state.pid else ""
+        if where:
+            lines.append(f"  rank {state.rank} {where}")
+    lines.append("The limit is the argument `timeout`, in seconds.")
+    return "\n".join(lines)
+
+
+def _absent(states: list[RankState]) -> list[int]:
+    """Ranks that others in a collective waited for in vain."""
+    waiting = {s.rank for s in states if s.in_collective}
+    return [s.rank for s in states if s.rank not in waiting] if waiting else []
+
+
+def _others(states: list[RankState], culprit: RankState) -> str:
+    count = sum(not s.delivered and s.rank != culprit.rank for s in states)
+    alike = sum(
+        bool(culprit.error and s.error and s.rank != culprit.rank and s.error["summary"] == culprit.error["summary"]) for s in states
+    )
+    text = ""
+    if alike:
+        text += f"\n\n{_count(alike, 'other rank')} failed in the same way."
+    if count - alike > 0:
+        text += f"\n\n{_count(count - alike, 'other rank')} failed only because of it."
+    return text
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _ranks(numbers: list[int]) -> str:
+    names = [str(number) for number in sorted(numbers)]
+    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,290 @@
+"""launch(): run a function on N real ranks through torchrun, and bring back results or the real error."""
+
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from d2l_utils import environment, errors, folders, helper, output, ranks, rendezvous, source
+from d2l_utils.device import Choice, check_world_size, choose
+
+_GRACE = 3.0  # seconds that the others have to end by themselves once a rank has failed
+_WORKER = Path(__file__).resolve().with_name("worker.py")
+_said: set[str] = set()
+
+
+@dataclass(eq=False)
+class Run:
+    """A launch that ended well.
+
+    results: what each rank returned, in rank order. script: the file that ran, kept as long as this object lives (`save` copies
+    it). command: the torchrun line, fit to paste into a terminal. output: each rank's own text. seconds: from the call to the last
+    result. late_failures: how ranks ended that failed only after they had delivered, by rank; empty as a rule.
+    """
+
+    results: list[Any]
+    script: Path
+    command: str
+    world_size: int
+    nodes: int
+    device: str
+    backend: str
+    way: str
+    seconds: float
+    folder: Path = field(repr=False)
+    late_failures: dict[int, str] = field(default_factory=dict)
+
+    @cached_property
+    def output(self) -> list[str]:
+        return output.texts(self.folder, self.world_size)
+
+    @property
+    def logs(self) -> list[Path]:
+        """The files with each rank's whole output."""
+        return [ranks.path(self.folder, rank, "log") for rank in range(self.world_size)]
+
+    def save(self, target: str | Path) -> Path:
+        """Copy the script to `target`, a file or folder, to keep it or to take it to a cluster."""
+        target = Path(target) / self.script.name if Path(target).is_dir() else Path(target)
+        target.write_bytes(self.script.read_bytes())
+        return target
+
+
+def launch(
+    function: Callable[..., Any] | str | os.PathLike[str],
+    *,
+    world_size: int | None = None,
+    nodes: int = 1,
+    timeout: float = 120.0,
+    uses: Iterable[Any] = (),
+    output: str = "live",
+    stop: threading.Event | None = None,
+    **arguments: Any,
+) -> Run:
+    """Run `function(**arguments)` on every rank of a real torchrun launch and wait for the results.
+
+    function: a function of an installed module, a function defined in a notebook cell (with the notebook's helpers that it names
+    in `uses`), or the path of a script (arguments then become `--name=value`). It may return numbers, strings, lists, dicts,
+    tensors, numpy arrays. The process group exists when it is called, unless it calls `init_process_group` itself.
+    world_size: number of ranks, 1 to 64; else D2L_WORLD_SIZE, else what the machine has. nodes: simulated nodes on this host.
+    timeout: seconds from the first rank's start. output: "live", "ordered" (rank by rank at the end) or "quiet".
+    stop: an event that ends the launch from another thread.
+
+    Raises ValueError or TypeError before any process starts; LaunchError (LaunchTimeout, LaunchStopped) when ranks fail.
+    """
+    begun = time.perf_counter()
+    size = check_world_size(world_size)
+    _check(size, nodes, timeout, output, stop)
+    why_cold = environment.why_not_warm(os.environ)
+    name, text = _script_text(function, list(uses), arguments, size, nodes)
+    if why_cold is None:
+        helper.warm_helper()  # imports torch while this process does the same
+    choice = choose(size, nodes)
+    _say_once(str(choice), f"{choice.device_type}/{choice.backend}", quiet=output == "quiet")
+    folder = folders.new()
+    try:
+        script = folder / name if text is not None else Path(name)
+        if text is not None:
+            script.write_text(text, encoding="utf-8", errors="surrogateescape")
+        extra = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()] if text is None else []
+        line, way = _start(folder, [str(script), *extra], size, nodes, choice, why_cold)
+        ending = _follow(line, folder, size, timeout, output, stop)
+    except BaseException:
+        folders.remove(folder)
+        raise
+    problem = errors.diagnose(ending)
+    results = [ranks.result(folder, rank) for rank in range(size)]
+    owner: Any
+    if problem is None:
+        owner = Run(
+            results=results,
+            script=script,
+            command=command_for([str(script), *extra], size, nodes, sys.executable),
+            world_size=size,
+            nodes=nodes,
+            device=choice.device_type,
+            backend=choice.backend,
+            way=way,
+            seconds=time.perf_counter() - begun,
+            folder=folder,
+            late_failures={rank: _ended(code) for rank, code in errors.exit_codes(ending.agent_logs, ending.states).items()},
+        )
+    else:
+        problem.results, problem.output, problem.script = results, _texts(folder, size), script
+        owner = problem
+    weakref.finalize(owner, folders.remove, folder)
+    if problem is not None:
+        raise problem
+    return owner
+
+
+def warm_up(world_size: int | None = None) -> Choice:
+    """Start the helper without waiting for it, and say on what the ranks will run. Lessons call it in their first cell."""
+    size = check_world_size(world_size)
+    if environment.why_not_warm(os.environ) is None:
+        helper.warm_helper()
+    choice = choose(size)
+    _said.add(f"{choice.device_type}/{choice.backend}")
+    print(choice)
+    return choice
+
+
+def command_for(script: list[str], world_size: int, nodes: int, python: str) -> str:
+    """The plain torchrun command for this script: nothing of the launcher's is in it.
+
+    Two simulated nodes are two commands that find each other on this host; on a cluster each node runs one of them.
+    """
+    join = subprocess.list2cmdline if sys.platform == "win32" else shlex.join
+    launcher = [python, "-m", "torch.distributed.run"]
+    if nodes == 1:
+        return join([*launcher, "--standalone", f"--nproc-per-node={world_size}", *script])
+    meet = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:29400", "--rdzv-id=lesson", "--local-addr=127.0.0.1"]
+    one = join([*launcher, f"--nnodes={nodes}", f"--nproc-per-node={world_size // nodes}", *meet, *script])
+    return " & ".join([one] * nodes) + " & wait"
+
+
+def agent_arguments(script: list[str], folder: str, world_size: int, nodes: int, warm: bool) -> list[list[str]]:
+    """torchrun's arguments, one list a node."""
+    worker = ["--run-path", "--start-method=fork", str(_WORKER)] if warm else ["--module", "d2l_utils.worker"]
+    return [
+        [
+            f"--nnodes={nodes}",
+            f"--nproc-per-node={world_size // nodes}",
+            f"--rdzv-backend={rendezvous.NAME}",
+            f"--rdzv-endpoint={folder}",
+            f"--rdzv-conf=node={node}",
+            "--rdzv-id=launch",
+            "--local-addr=127.0.0.1",
+            "--monitor-interval=0.02",
+            *worker,
+            *script,
+        ]
+        for node in range(nodes)
+    ]
+
+
+def _check(size: int, nodes: Any, timeout: Any, output: Any, stop: Any) -> None:
+    if type(nodes) is not int or nodes < 1 or size % nodes:
+        raise ValueError(f"nodes is {nodes!r}: allowed is a whole number from 1 that divides world_size, here {size}")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not (0 < timeout < math.inf):
+        raise ValueError(f"timeout is {timeout!r}: allowed is a number of seconds above 0")
+    if output not in ("live", "ordered", "quiet"):
+        raise ValueError(f"output is {output!r}: allowed are 'live', 'ordered' and 'quiet'")
+    if stop is not None and not hasattr(stop, "is_set"):
+        raise TypeError(f"stop is a {type(stop).__name__}: allowed is a threading.Event")
+
+
+def _script_text(function: Any, uses: list[Any], arguments: dict[str, Any], size: int, nodes: int) -> tuple[str, str | None]:
+    """The script's file name and text; for a script of the reader's own its path and None."""
+    if isinstance(function, str | os.PathLike):
+        path = Path(function).resolve()
+        if not path.is_file():
+            raise FileNotFoundError(f"function is {str(function)!r}: no such script")
+        for key, value in arguments.items():
+            if type(value) not in (str, int, float, bool):
+                raise TypeError(f"argument {key!r} is a {type(value).__name__}: a script takes strings and numbers")
+        return os.fsencode(path).decode("utf-8", "surrogateescape"), None
+    source.check_callable(function)
+    name = f"{function.__name__}.py"
+    return name, source.script_for(function, uses, arguments, command_for([name], size, nodes, "python"))
+
+
+def _start(folder: Path, script: list[str], size: int, nodes: int, choice: Choice, why_cold: str | None) -> tuple[helper.Line, str]:
+    env = environment.for_ranks(os.environ, size, str(folder), choice.device_type, sys.path)
+    request = folder / "request.json"
+
+    def write(warm: bool) -> None:
+        agents = agent_arguments(script, str(folder), size, nodes, warm)
+        content = {"folder": str(folder), "cwd": os.getcwd(), "env": env, "path": sys.path, "agents": agents}
+        request.write_text(json.dumps(content), encoding="utf-8")
+
+    if why_cold is None:
+        write(warm=True)
+        try:
+            return helper.start_warm(request), "warm"
+        except helper.Unavailable as error:
+            why_cold = str(error)
+    _say_once(f"Each launch starts Python anew, which takes seconds: {why_cold}.", "cold", quiet=False)
+    write(warm=False)
+    return helper.start_cold(request, env), "cold"
+
+
+def _follow(line: helper.Line, folder: Path, size: int, timeout: float, mode: str, stop: threading.Event | None) -> errors.Ending:
+    """Reprint output until the launch ends; end it at the deadline, on `stop`, and some time after a rank failed."""
+    ending = errors.Ending(states=[], agent_logs=[])
+    printer = output.Reprinter(folder, size, mode)
+    started, failed, told, looked = None, None, None, 0.0
+    begun = time.monotonic()
+    try:
+        while not line.ended.wait(0.02):
+            printer.pump()
+            now = time.monotonic()
+            if told is None:
+                if stop is not None and stop.is_set():
+                    ending.stopped, told = True, now
+                elif now - (started or begun + 60) > timeout:  # a minute for starting Python, where that is slow
+                    ending.timed_out, told = timeout, now
+                    line.send("dump")
+                elif failed is not None and now - failed > _GRACE:
+                    told = now
+                if told is not None:
+                    line.send("stop")
+            elif now - told > 10:
+                break  # the supervisor itself does not answer
+            if now - looked > 0.1:
+                looked = now
+                started = started or (now if any(folder.glob("rank*.pid")) else None)
+                if failed is None and _any_failed(folder, size, ending):
+                    failed = now
+    except BaseException:  # the stop button: the ranks end before the cell does
+        line.send("stop")
+        line.ended.wait(10)
+        raise
+    finally:
+        line.close()
+        printer.finish()
+    ending.states = [ranks.read(folder, rank) for rank in range(size)]
+    ending.agent_logs = [log.read_text(encoding="utf-8", errors="replace") for log in sorted(folder.glob("agent*.log"))]
+    ending.agent_logs += [log.read_text(encoding="utf-8", errors="replace") for log in folder.glob("supervisor.log")]
+    ending.supervisor_died = line.record is None
+    return ending
+
+
+def _any_failed(folder: Path, size: int, ending: errors.Ending) -> bool:
+    """Whether a rank has failed, exited, or is gone without a word (which torchrun itself would wait for without end)."""
+    import psutil
+
+    for rank in range(size):
+        state = ranks.read(folder, rank)
+        if state.error or state.exited:
+            return True
+        if state.pid and not state.delivered and not psutil.pid_exists(state.pid):
+            state = ranks.read(folder, rank)  # it may have written its last word in between
+            if not (state.delivered or state.error or state.exited):
+                ending.early.add(rank)
+            return not state.delivered
+    return False
+
+
+def _ended(code: int) -> str:
+    return errors.killed_by(code) if code < 0 else f"exit status {code}"
+
+
+def _texts(folder: Path, size: int) -> list[str]:
+    return output.texts(folder, size)
+
+
+def _say_once(text: str, key: str, quiet: bool) -> None:
+    if key not in _said and not quiet:
+        _said.add(key)
+        print(text)

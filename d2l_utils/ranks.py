@@ -1,0 +1,100 @@
+"""What a rank leaves in the folder of its launch, written by worker.py and read by the kernel: one small file a fact.
+
+Files are renamed into place, so that a reader never sees half of one.
+"""
+
+import json
+import os
+import pickle
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_FRAME = re.compile(r'File "(.*)", line (\d+),? in (\S+)')
+_COLLECTIVE = ("torch/distributed/", "torch\\distributed\\")
+
+
+@dataclass
+class RankState:
+    """One rank as seen from outside. `error`: summary, traceback, echo (only a consequence of another rank's end), time."""
+
+    rank: int
+    pid: int | None = None
+    delivered: bool = False
+    exited: bool = False
+    error: dict[str, Any] | None = None
+    stack: str = ""
+
+    @property
+    def frames(self) -> list[tuple[str, int, str]]:
+        """(file, line, function), innermost first, of the rank's own thread when it was asked or crashed."""
+        current = self.stack.partition("Current thread")[2] or self.stack
+        thread = current.split("\n\n")[0]
+        return [(file, int(line), name) for file, line, name in _FRAME.findall(thread)]
+
+    @property
+    def in_collective(self) -> bool:
+        """Whether the rank sat inside torch.distributed when it was asked."""
+        return any(part in self.frames[0][0] for part in _COLLECTIVE) if self.frames else False
+
+    @property
+    def where(self) -> str:
+        """The innermost line that is not a library's, as `name.py:7 in average`."""
+        own = [f for f in self.frames if not is_library(f[0])]
+        if not own:
+            return ""
+        file, line, function = own[0]
+        return f"{os.path.basename(file)}:{line} in {function}"
+
+
+def is_library(file: str) -> bool:
+    """Whether a frame of this file is torch's, Python's or the launcher's, not the reader's."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    launcher = os.path.dirname(os.path.abspath(file)) == here and os.path.basename(file) in ("worker.py", "supervisor.py", "warm.py")
+    return launcher or "site-packages" in file or "dist-packages" in file or file.startswith("<frozen") or _in_stdlib(file)
+
+
+def _in_stdlib(file: str) -> bool:
+    return os.path.abspath(file).startswith(os.path.dirname(os.path.abspath(os.__file__)) + os.sep)
+
+
+def path(folder: Path, rank: int, what: str) -> Path:
+    """`what`: pid, log, result, error, exit or stack."""
+    return folder / f"rank{rank}.{what}"
+
+
+def write(target: Path, data: bytes) -> None:
+    draft = target.with_name(target.name + ".draft")
+    draft.write_bytes(data)
+    draft.replace(target)
+
+
+def write_json(target: Path, value: Any) -> None:
+    write(target, json.dumps(value).encode())
+
+
+def read(folder: Path, rank: int) -> RankState:
+    """The rank's state now; whatever it has not written yet stays at its default."""
+    state = RankState(rank, delivered=path(folder, rank, "result").exists(), exited=path(folder, rank, "exit").exists())
+    try:
+        state.pid = int(path(folder, rank, "pid").read_text())
+    except (FileNotFoundError, ValueError):
+        return state
+    try:
+        state.error = json.loads(path(folder, rank, "error").read_bytes())
+    except FileNotFoundError:
+        pass
+    try:
+        state.stack = path(folder, rank, "stack").read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        pass
+    return state
+
+
+def result(folder: Path, rank: int) -> Any:
+    """What the rank's function returned; None when it delivered nothing. The folder is this user's own: pickle is safe here."""
+    try:
+        return pickle.loads(path(folder, rank, "result").read_bytes())
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,105 @@
+"""The helper process that makes launching fast: it has imported what every rank needs, and forks once per launch.
+
+Run by file path (`python -P warm.py CONTROL_FD`), never imported by a kernel: it must know third-party packages only, so that a
+lesson module edited a moment ago is never stale in a rank. It holds no threads and no accelerator, which is what makes its
+forks safe. Each message on the control socket is the path of a request file plus the descriptor of that launch's own channel; the
+forked child becomes the launch's supervisor (supervisor.py). End of file on the control socket means that the kernel is gone.
+"""
+
+import gc
+import importlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+import warnings
+
+# In the order in which they cost most. The first optimizer step would otherwise import torch._dynamo in every rank, for seconds.
+PRELOAD = (
+    "torch",
+    "torch.distributed.run",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.tensor",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.profiler",
+    "torch.utils.data",
+    "torch.utils.data.distributed",
+    "torch.nn.parallel",
+    "numpy",
+    "psutil",
+    "runpy",
+    "pickle",
+)
+
+
+def preload(parent: int) -> None:
+    """Import everything once. Leaves at once when the kernel died meanwhile."""
+    warnings.simplefilter("ignore")
+    for name in PRELOAD:
+        if os.getppid() != parent:
+            os._exit(0)
+        try:
+            importlib.import_module(name)
+        except ImportError:  # a name that this torch does not have: the rank that needs it will say so
+            continue
+    # torch.distributed loads torchrun's plug-ins, ours among them: forget it, or its code would be the one of now, for ever.
+    for name in [n for n in sys.modules if n.partition(".")[0] in ("d2l_utils", "chapter19_9")]:
+        del sys.modules[name]
+    warnings.resetwarnings()
+    gc.collect()
+    gc.freeze()  # the forks then share these pages instead of copying them at their first collection
+
+
+def threads() -> int:
+    """Number of threads of this process, as Linux counts them."""
+    return len(os.listdir("/proc/self/task"))
+
+
+def become_supervisor(request_path: str, channel: socket.socket) -> None:
+    """In the forked child: take on the kernel's environment, folder and import path, and run the launch. Never returns."""
+    status = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        with open(request_path, encoding="utf-8") as file:
+            request = json.load(file)
+        sys.path[:] = request["path"]
+        from d2l_utils import supervisor  # only now: its newest source
+
+        status = supervisor.run(request, channel, warm=True)
+    except BaseException:
+        import traceback
+
+        with open(os.path.join(os.path.dirname(request_path), "supervisor.log"), "a", encoding="utf-8") as log:
+            traceback.print_exc(file=log)
+    finally:
+        os._exit(status)
+
+
+def main(control_fd: int, folder: str) -> None:
+    """Serve launches until the kernel closes the control socket; then remove the kernel's folder and leave."""
+    control = socket.socket(fileno=control_fd)
+    preload(parent=os.getppid())
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended supervisors leave no zombies
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch = sys.modules["torch"]
+    control.send(json.dumps({"threads": threads(), "accelerator": torch.cuda.is_initialized()}).encode())
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
+        if not message:
+            break
+        pid = os.fork()
+        if pid == 0:
+            control.close()
+            become_supervisor(message.decode(), socket.socket(fileno=descriptors[0]))
+        os.close(descriptors[0])
+    # The supervisors see the end of their own channels and stop their ranks; their folders go with the rest.
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])

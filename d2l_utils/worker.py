@@ -1,0 +1,221 @@
+"""What runs inside a rank: its output, its session, its result, its error.
+
+A script that `launch` wrote ends in `from d2l_utils.worker import run; run(function, ...)`. `run` also works under plain torchrun,
+on a laptop or a cluster, with nothing of ours around it; then the results are printed. Under `launch`, torchrun starts this
+module with the script as its argument (`main`), which first sets up output, limits and error reports.
+"""
+
+import contextlib
+import faulthandler
+import multiprocessing
+import os
+import pickle
+import re
+import runpy
+import signal
+import sys
+import time
+import traceback
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from d2l_utils import ranks
+
+# Errors that a rank sees because another one ended: never the first cause.
+_ECHO = re.compile(
+    r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe|socket (closed|timeout)|remote process exited"
+    r"|timed out waiting|wait timeout|failed to (recv|send)|ncclRemoteError|connect(ing|ion)? .*failed|store .*(closed|failed)|"
+    r"application timeout caused pair closure|no error$",
+    re.IGNORECASE,
+)
+
+
+def main(arguments: list[str]) -> None:
+    """Run `arguments[0]`, a script, as `__main__` with the remaining arguments. Called by torchrun in each rank of a launch."""
+    folder, rank = Path(os.environ["D2L_RUN_FOLDER"]), int(os.environ["RANK"])
+    ranks.write(ranks.path(folder, rank, "pid"), str(os.getpid()).encode())
+    _capture_output(ranks.path(folder, rank, "log"))
+    stack = open(ranks.path(folder, rank, "stack"), "w", encoding="utf-8")
+    faulthandler.enable(file=stack)
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, file=stack)
+    if sys.platform == "linux":
+        from d2l_utils.supervisor import die_with_parent
+
+        die_with_parent()
+    _quiet_torch()
+    code = 0
+    try:
+        sys.argv = arguments
+        runpy.run_path(arguments[0], run_name="__main__")
+        if not ranks.path(folder, rank, "result").exists():  # a script of the reader's own delivers nothing
+            ranks.write(ranks.path(folder, rank, "result"), pickle.dumps(None))
+    except BaseException as error:
+        code = _report(error, folder, rank)
+    with contextlib.suppress(Exception):
+        _end_process_group(code)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # torchrun waits for the return of a rank that it forked. One that it started as a program leaves without the interpreter's
+    # own ending, in which FSDP1 now and then aborts after everything was done.
+    if code or multiprocessing.parent_process() is None:
+        os._exit(code)
+
+
+def run(function: Callable[..., Any], **arguments: Any) -> None:
+    """Call `function(**arguments)` on this rank inside a process group, and deliver what it returns.
+
+    The group is left to the function when it calls `init_process_group` itself; it is always ended here.
+    """
+    import torch.distributed as dist
+
+    from d2l_utils.device import rank_device
+
+    device = rank_device()
+    if not initialises_process_group(function):
+        dist.init_process_group("gloo" if device.type == "cpu" else dist.get_default_backend_for_device(device))
+    folder = os.environ.get("D2L_RUN_FOLDER")
+    value = function(**arguments)
+    if folder is None:
+        print(f"[rank {os.environ['RANK']}] {value!r}", flush=True)
+        _end_process_group(0)
+        return
+    data = pickle.dumps(portable(value), protocol=pickle.HIGHEST_PROTOCOL)
+    ranks.write(ranks.path(Path(folder), int(os.environ["RANK"]), "result"), data)
+    _wait_for_others(Path(folder))
+
+
+def portable(value: Any, where: str = "the result") -> Any:
+    """`value` with tensors detached and on the CPU. TypeError names the first part that cannot travel to the notebook."""
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    if isinstance(value, dict):
+        return {portable(k, f"a key of {where}"): portable(v, f"{where}[{k!r}]") for k, v in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return _importable(value, where)
+    if isinstance(value, list | tuple | set | frozenset):
+        return type(value)(portable(v, f"{where}[{i}]") for i, v in enumerate(value))
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        if type(value) not in (torch.Tensor, torch.nn.Parameter):
+            raise TypeError(f"{where} is a {type(value).__name__}: return its to_local() or full_tensor()")
+        return value.detach().cpu().clone()  # a clone, since a view would carry its whole storage along
+    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+        return value
+    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
+        return _importable(value, where)
+    raise TypeError(
+        f"{where} is a {type(value).__qualname__}: a rank can return numbers, strings, lists, tuples, dicts, tensors, numpy arrays and "
+        "dataclasses of a module"
+    )
+
+
+def _importable(value: Any, where: str) -> Any:
+    if type(value).__module__ == "__main__":
+        raise TypeError(f"{where} is a {type(value).__name__} of the script, which the notebook cannot import: return a dict instead")
+    return value
+
+
+def initialises_process_group(function: Callable[..., Any]) -> bool:
+    """Whether the function, or one that it names in its own module, calls `init_process_group`."""
+    seen: set[types.CodeType] = set()
+
+    def look(code: types.CodeType, names: dict[str, Any]) -> bool:
+        if code in seen:
+            return False
+        seen.add(code)
+        if "init_process_group" in code.co_names:
+            return True
+        inner = [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        named = [names[name] for name in code.co_names if isinstance(names.get(name), types.FunctionType)]
+        return any(look(c, names) for c in inner) or any(
+            look(f.__code__, f.__globals__) for f in named if f.__globals__.get("__name__") == names.get("__name__")
+        )
+
+    return isinstance(function, types.FunctionType) and look(function.__code__, function.__globals__)
+
+
+def _capture_output(log: Path) -> None:
+    """Send everything that this rank prints, native code included, to its own file; the kernel reads along."""
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for descriptor in (1, 2):
+        os.dup2(target, descriptor)
+    os.close(target)
+    sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+    sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+
+
+def _quiet_torch() -> None:
+    """Threads of this rank, and no word about torch's own renamings, which no reader can act on."""
+    for category in (FutureWarning, DeprecationWarning):
+        warnings.filterwarnings("ignore", category=category, module=r"torch(\..*)?$")
+    import torch
+
+    torch.set_num_threads(int(os.environ["D2L_THREADS"]))
+    if os.environ["D2L_DEVICE_TYPE"] != "cpu":
+        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
+
+
+def _report(error: BaseException, folder: Path, rank: int) -> int:
+    """Write what ended this rank. Returns its exit code."""
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        ranks.write(ranks.path(folder, rank, "exit"), b"")
+        return 0
+    if isinstance(error, SystemExit):
+        summary = f"sys.exit({error.code!r})"
+    else:
+        summary = "".join(traceback.format_exception_only(error)).strip()
+    echo = isinstance(error, RuntimeError) and _ECHO.search(str(error)) is not None
+    record = {"summary": summary, "traceback": reader_traceback(error), "echo": echo, "time": time.time()}
+    ranks.write_json(ranks.path(folder, rank, "error"), record)
+    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) and 0 < error.code < 256 else 1
+
+
+def reader_traceback(error: BaseException) -> str:
+    """The traceback from the script's first frame down to the reader's own last line; what lies below it in libraries is counted."""
+    text = traceback.TracebackException.from_exception(error)
+    link: traceback.TracebackException | None = text
+    while link is not None:
+        _trim(link)
+        link = link.__cause__ or link.__context__
+    return "".join(text.format()).rstrip()
+
+
+def _trim(part: traceback.TracebackException) -> None:
+    own = [i for i, frame in enumerate(part.stack) if not ranks.is_library(frame.filename)]
+    if not own:
+        return
+    below = len(part.stack) - own[-1] - 1
+    kept = [frame for i, frame in enumerate(part.stack) if own[0] <= i <= own[-1] and _shown(frame.filename)]
+    del part.stack[:]
+    part.stack.extend(kept)
+    if below:
+        part.__notes__ = [*(part.__notes__ or []), f"({below} more frame{'s' * (below > 1)} inside libraries)"]
+
+
+def _shown(file: str) -> bool:
+    return os.path.dirname(os.path.abspath(file)) != os.path.dirname(os.path.abspath(__file__)) or not ranks.is_library(file)
+
+
+def _wait_for_others(folder: Path, seconds: float = 2.0) -> None:
+    """Give the others a moment to deliver: a rank that dies while it is torn down makes torchrun end the rest."""
+    missing = [ranks.path(folder, rank, "result") for rank in range(int(os.environ["WORLD_SIZE"]))]
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not all(file.exists() for file in missing):
+        time.sleep(0.003)
+
+
+def _end_process_group(code: int) -> None:
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized() and code == 0:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    # torchrun runs this file as `__main__`; the script imports it by name. One module must do both.
+    from d2l_utils.worker import main as named_main
+
+    named_main(sys.argv[1:])
