@@ -1,0 +1,235 @@
+"""What this rank holds of a model's states, and the peak inside a step.
+
+    print(held(model, optimizer))
+    with PeakMemory() as peak:
+        loss.backward()
+    print(peak)
+
+Tensor bytes, not process bytes: a process's resident memory is mostly imported libraries and pages shared
+with others, and Python's own counters do not see tensors at all.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def format_bytes(count: int | None, binary: bool = False) -> str:
+    """``count`` bytes for a reader, with the unit said: powers of 1000 (kB, MB, GB), or of 1024 (KiB, MiB,
+    GiB) when ``binary``. None is "not yet allocated".
+    """
+    if count is None:
+        return "not yet allocated"
+    base, units = (1024, ("KiB", "MiB", "GiB", "TiB")) if binary else (1000, ("kB", "MB", "GB", "TB"))
+    if abs(count) < base:
+        return f"{count} B"
+    size = float(count)
+    for unit in units:
+        size /= base
+        if abs(size) < base or unit == units[-1]:
+            break
+    return f"{size:.2f} {unit}"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of the three kinds of model states. None: not yet allocated, which is not the same as 0."""
+
+    parameters: int
+    gradients: int | None
+    optimizer: int | None
+
+
+@dataclass(frozen=True)
+class Held(Sizes):
+    """Bytes of the model states that this rank holds at this moment.
+
+    parameters, gradients, optimizer : bytes of the distinct live storages behind them, on this rank. Tied
+        and aliased tensors count once, a storage that was freed (resized to 0) counts 0, padding counts.
+    total  : the same over all three; a storage that two kinds share counts once.
+    needed : the part of those storages that the tensors really cover; less than held means padding, or
+        room in the storage that belongs to something else.
+    whole  : the size over all ranks of a sharded tensor (DTensor); for an ordinary tensor its own size.
+    """
+
+    total: int
+    needed: Sizes
+    whole: Sizes
+
+    def __str__(self) -> str:
+        lines = []
+        for kind in ("parameters", "gradients", "optimizer"):
+            bytes_held, needed, whole = (getattr(x, kind) for x in (self, self.needed, self.whole))
+            line = f"{kind:<11}{format_bytes(bytes_held)}"
+            if bytes_held is not None:
+                line += f" of {format_bytes(needed)} needed" if needed > bytes_held else ""
+                line += f", {format_bytes(needed)} of it needed" if needed < bytes_held else ""
+                line += f", {format_bytes(whole)} over all ranks" if whole != max(needed, bytes_held) else ""
+                line += " (freed)" if not bytes_held and whole else ""
+            lines.append(line)
+        return "\n".join(lines)
+
+
+def held(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Held:
+    """The model states that this rank holds now. Counts what exists: looks at no formula, copies nothing."""
+    parameters = list(model.parameters())
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    states = None if optimizer is None else _states(optimizer)
+    p, g = _Tally(parameters), _Tally(gradients)
+    o = _Tally(states or [])
+    no_gradients, no_states = not gradients, not states and not _keeps_no_state(optimizer)
+
+    def sizes(name: str) -> tuple[int, int | None, int | None]:
+        of_p, of_g, of_o = (getattr(tally, name)() for tally in (p, g, o))
+        return of_p, None if no_gradients else of_g, None if no_states else of_o
+
+    total = sum((p.storages | g.storages | o.storages).values())
+    return Held(*sizes("held"), total, Sizes(*sizes("needed")), Sizes(*sizes("whole")))
+
+
+class _Tally:
+    """Distinct storages behind some tensors, and the byte ranges of them that the tensors cover."""
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.storages: dict[tuple[torch.device, int], int] = {}
+        self._ranges: dict[tuple[torch.device, int], set[tuple[int, int]]] = {}
+        self._plain: dict[tuple[torch.device, int], set[tuple[int, int]]] = {}
+        self._sharded: dict[tuple[torch.device, int, int], int] = {}
+        for tensor in tensors:
+            local = getattr(tensor, "_local_tensor", tensor)  # a DTensor's own shard
+            if local.is_meta:
+                continue
+            storage = local.untyped_storage()
+            # freed and empty storages all sit at address 0: they are told apart by their object
+            key = (local.device, storage.data_ptr() or -storage._cdata)
+            self.storages[key] = max(storage.nbytes(), self.storages.get(key, 0))
+            first = int(local.storage_offset()) * local.element_size()
+            covered = (first, first + _span(local) * local.element_size())
+            self._ranges.setdefault(key, set()).add(covered)
+            if local is tensor:
+                self._plain.setdefault(key, set()).add(covered)
+            else:
+                self._sharded[*key, first] = int(tensor.numel()) * tensor.element_size()
+
+    def held(self) -> int:
+        return sum(self.storages.values())
+
+    def needed(self) -> int:
+        return sum(map(_union, self._ranges.values()))
+
+    def whole(self) -> int:
+        return sum(map(_union, self._plain.values())) + sum(self._sharded.values())
+
+
+def _span(tensor: Tensor) -> int:
+    """Elements from a tensor's first to its last one in memory."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _union(ranges: Iterable[tuple[int, int]]) -> int:
+    """Bytes covered by any of the ranges."""
+    covered, end = 0, 0
+    for first, last in sorted(ranges):
+        covered += max(0, last - max(first, end))
+        end = max(end, last)
+    return covered
+
+
+def _states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Tensors in the optimizer's state, and in that of an optimizer that it wraps as ``optim``."""
+    found = list(_tensors(list(optimizer.state.values())))
+    inner = getattr(optimizer, "optim", None)
+    return found + (_states(inner) if isinstance(inner, torch.optim.Optimizer) else [])
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _tensors(list(value.values()))
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _keeps_no_state(optimizer: torch.optim.Optimizer | None) -> bool:
+    """True for SGD without momentum: its states are 0 bytes for ever, not "not yet allocated"."""
+    return isinstance(optimizer, torch.optim.SGD) and not any(
+        group["momentum"] for group in optimizer.param_groups
+    )
+
+
+class PeakMemory:
+    """The most tensor memory alive at once inside a ``with`` block, in bytes above its start.
+
+    On an accelerator: its allocator's own peak, reset at the start, less what was allocated then. On the
+    CPU: the running total of the allocations and frees that torch.profiler records in this block. Memory
+    that was allocated before the block and is freed inside it is not seen on the CPU, so zero the gradients
+    first.
+
+    bytes   : the peak, once the block has ended.
+    counter : the name of the counter that was read.
+    """
+
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        if device is None:
+            # an accelerator that this process has not touched is left alone
+            device = "cuda" if torch.cuda.is_initialized() else "cpu"
+        self.device = torch.device(device)
+        self.bytes: int | None = None
+        on_cpu = self.device.type == "cpu"
+        self.counter = (
+            "CPU allocations seen by torch.profiler"
+            if on_cpu
+            else f"torch.{self.device.type}.max_memory_allocated"
+        )
+
+    def __enter__(self) -> PeakMemory:
+        if self.device.type == "cpu":
+            os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # else each profile prints lines on stderr
+            self._profile = torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+            )
+            self._profile.__enter__()
+        else:
+            module = torch.get_device_module(self.device)
+            module.synchronize(self.device)
+            module.reset_peak_memory_stats(self.device)
+            self._start = module.memory_allocated(self.device)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.device.type == "cpu":
+            self._profile.__exit__(None, None, None)
+            self.bytes = self._highest(self._profile)
+            del self._profile
+        else:
+            module = torch.get_device_module(self.device)
+            module.synchronize(self.device)
+            self.bytes = module.max_memory_allocated(self.device) - self._start
+
+    @staticmethod
+    def _highest(profile: torch.profiler.profile) -> int:
+        events: list[Any] = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+        changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+        total, highest = 0, 0
+        for _, change in sorted(changes, key=lambda pair: pair[0]):
+            total += change
+            highest = max(highest, total)
+        return highest
+
+    def __str__(self) -> str:
+        if self.bytes is None:
+            return f"peak not measured yet ({self.counter})"
+        return f"peak {format_bytes(self.bytes)} above the start ({self.counter})"
+
+
+peak = PeakMemory
