@@ -97,8 +97,8 @@ def diagnose(ending: Ending) -> LaunchError | None:
         return LaunchError(text + _others(states, first), rank=first.rank)
     if killed and not (ending.timed_out is not None and set(killed.values()) <= {-signal.SIGTERM}):
         rank, code = next(iter(killed.items()))
-        stack = f"\n\n{states[rank].stack.rstrip()}" if states[rank].stack else ""
-        text = f"rank {rank} was killed by {killed_by(code)}{stack}"
+        place = f" at {states[rank].where}" if states[rank].where else ""
+        text = f"rank {rank} was killed by {killed_by(code)}{place}"
         return LaunchError(text + _others(states, states[rank]), rank=rank, kind="signal")
     if silent:
         rank, code = next(iter(silent.items()))

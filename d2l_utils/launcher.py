@@ -264,16 +264,15 @@ def _any_failed(folder: Path, size: int, ending: errors.Ending) -> bool:
     """Whether a rank has failed, exited, or is gone without a word (which torchrun itself would wait for without end)."""
     import psutil
 
-    for rank in range(size):
-        state = ranks.read(folder, rank)
-        if state.error or state.exited:
-            return True
-        if state.pid and not state.delivered and not psutil.pid_exists(state.pid):
-            state = ranks.read(folder, rank)  # it may have written its last word in between
-            if not (state.delivered or state.error or state.exited):
-                ending.early.add(rank)
-            return not state.delivered
-    return False
+    failed = False
+    for state in [ranks.read(folder, rank) for rank in range(size)]:
+        if state.pid and not state.ended and not psutil.pid_exists(state.pid):
+            state = ranks.read(folder, state.rank)  # it may have written its last word in between
+            if not state.ended:
+                ending.early.add(state.rank)
+                failed = True
+        failed = failed or bool(state.error) or state.exited
+    return failed
 
 
 def _ended(code: int) -> str:

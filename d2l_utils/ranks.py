@@ -27,6 +27,11 @@ class RankState:
     stack: str = ""
 
     @property
+    def ended(self) -> bool:
+        """Whether the rank has said its last word."""
+        return self.delivered or self.exited or self.error is not None
+
+    @property
     def frames(self) -> list[tuple[str, int, str]]:
         """(file, line, function), innermost first, of the rank's own thread when it was asked or crashed."""
         current = self.stack.partition("Current thread")[2] or self.stack

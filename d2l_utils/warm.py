@@ -38,18 +38,17 @@ PRELOAD = (
 
 def preload(parent: int) -> None:
     """Import everything once. Leaves at once when the kernel died meanwhile."""
-    warnings.simplefilter("ignore")
-    for name in PRELOAD:
-        if os.getppid() != parent:
-            os._exit(0)
-        try:
-            importlib.import_module(name)
-        except ImportError:  # a name that this torch does not have: the rank that needs it will say so
-            continue
+    with warnings.catch_warnings(action="ignore"):
+        for name in PRELOAD:
+            if os.getppid() != parent:
+                os._exit(0)
+            try:
+                importlib.import_module(name)
+            except ImportError:  # a name that this torch does not have: the rank that needs it will say so
+                continue
     # torch.distributed loads torchrun's plug-ins, ours among them: forget it, or its code would be the one of now, for ever.
     for name in [n for n in sys.modules if n.partition(".")[0] in ("d2l_utils", "chapter19_9")]:
         del sys.modules[name]
-    warnings.resetwarnings()
     gc.collect()
     gc.freeze()  # the forks then share these pages instead of copying them at their first collection
 

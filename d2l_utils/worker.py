@@ -46,6 +46,10 @@ def main(arguments: list[str]) -> None:
         from d2l_utils.supervisor import die_with_parent
 
         die_with_parent()
+        # A forked rank inherits torchrun's own handlers, which would turn its end by SIGTERM into an exception of its own.
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _quiet_torch()
     code = 0
     try:
@@ -171,6 +175,8 @@ def _report(error: BaseException, folder: Path, rank: int) -> int:
     echo = isinstance(error, RuntimeError) and _ECHO.search(str(error)) is not None
     record = {"summary": summary, "traceback": reader_traceback(error), "echo": echo, "time": time.time()}
     ranks.write_json(ranks.path(folder, rank, "error"), record)
+    if echo:
+        time.sleep(0.5)  # torchrun reports the first process that it sees fail: let that be the one at fault
     return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) and 0 < error.code < 256 else 1
 
 
@@ -181,7 +187,8 @@ def reader_traceback(error: BaseException) -> str:
     while link is not None:
         _trim(link)
         link = link.__cause__ or link.__context__
-    return "".join(text.format()).rstrip()
+    folder = os.environ.get("D2L_RUN_FOLDER")
+    return "".join(text.format()).rstrip().replace(f'File "{folder}{os.sep}', 'File "')
 
 
 def _trim(part: traceback.TracebackException) -> None:
@@ -189,15 +196,17 @@ def _trim(part: traceback.TracebackException) -> None:
     if not own:
         return
     below = len(part.stack) - own[-1] - 1
-    kept = [frame for i, frame in enumerate(part.stack) if own[0] <= i <= own[-1] and _shown(frame.filename)]
+    called = [i for i, frame in enumerate(part.stack) if _is_ours(frame) and frame.name == "run"]
+    first = called[-1] + 1 if called and called[-1] < own[-1] else own[0]  # the call that launch wrote is not the reader's
+    kept = [frame for frame in part.stack[first : own[-1] + 1] if not _is_ours(frame)]
     del part.stack[:]
     part.stack.extend(kept)
     if below:
         part.__notes__ = [*(part.__notes__ or []), f"({below} more frame{'s' * (below > 1)} inside libraries)"]
 
 
-def _shown(file: str) -> bool:
-    return os.path.dirname(os.path.abspath(file)) != os.path.dirname(os.path.abspath(__file__)) or not ranks.is_library(file)
+def _is_ours(frame: traceback.FrameSummary) -> bool:
+    return os.path.abspath(frame.filename) == os.path.abspath(__file__)
 
 
 def _wait_for_others(folder: Path, seconds: float = 2.0) -> None:
