@@ -101,7 +101,7 @@ def test_D2L_DEVICE_nonsense_is_refused(machine, monkeypatch, text):
 def test_D2L_DEVICE_that_cannot_serve_is_refused(machine, monkeypatch, kind, count, mps, forced, why):
     machine(kind, count, mps)
     monkeypatch.setenv("D2L_DEVICE", forced)
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="D2L_DEVICE") as caught:
         choose(2)
     assert str(caught.value) == (
         f"D2L_DEVICE={forced} cannot serve world_size=2: {why}; unset it or use D2L_DEVICE=cpu"
@@ -110,7 +110,7 @@ def test_D2L_DEVICE_that_cannot_serve_is_refused(machine, monkeypatch, kind, cou
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, 2.0, "2", True, False, 65, 10**30, b"2", [2]])
 def test_L24_L23_a_bad_world_size_is_refused(bad):
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match="world_size") as caught:
         check_world_size(bad)
     assert str(caught.value) == f"world_size is {bad!r}: it must be a whole number from 1 to 64"
     with pytest.raises(ValueError, match="world_size"):
@@ -129,7 +129,7 @@ def test_a_good_world_size_is_an_int(good):
 def test_D2L_WORLD_SIZE_is_held_to_the_same_range(monkeypatch, text):
     monkeypatch.setenv("D2L_WORLD_SIZE", text)
     for ask in (default_world_size, check_world_size, choose):
-        with pytest.raises(ValueError, match="D2L_WORLD_SIZE is .*: it must be a whole number from 1 to 64"):
+        with pytest.raises(ValueError, match=r"D2L_WORLD_SIZE is .*: it must be a whole number from 1 to 64"):
             ask()
 
 
