@@ -13,12 +13,14 @@ from d2l_utils import figure as style
 _COMBINED = ("#ffffff", "xxxx")
 
 
-def boxes(before: Sequence[Any], after: Sequence[Any], *, operation: str = "", title: str | None = None) -> Figure:
+def boxes(
+    before: Sequence[Any], after: Sequence[Any], *, operation: str = "", title: str | None = None
+) -> Figure:
     """Each rank's boxes before and after a collective, coloured by the rank whose data they hold.
 
     Arguments:
-        before: per rank the values it starts with (numbers or short texts); different ranks hold different values.
-        after: per rank the values it ends with; None instead of a value, or of the whole list, is an empty box.
+        before: per rank the values it starts with (numbers or short texts), different on each rank.
+        after: per rank the values it ends with; None for a value, or for the whole list, is an empty box.
             A value that no rank had before was combined from several.
     Raises:
         ValueError: before and after have different numbers of ranks.
@@ -57,7 +59,13 @@ def boxes(before: Sequence[Any], after: Sequence[Any], *, operation: str = "", t
     middle.add_patch(FancyArrowPatch(*ends, arrowstyle="-|>", mutation_scale=18, color=style.INK, lw=1.8))
     middle.text(0.5, world / 2 + 0.08, operation.replace("_", "_\n"), ha="center", va="bottom", fontsize=9)
     handles: list[Any] = [
-        Patch(fc=style.TINTS[r % 8], hatch=style.HATCHES[r % 8], ec=style.MUTED, lw=0.6, label=f"rank {r}'s data")
+        Patch(
+            fc=style.TINTS[r % 8],
+            hatch=style.HATCHES[r % 8],
+            ec=style.MUTED,
+            lw=0.6,
+            label=f"rank {r}'s data",
+        )
         for r in range(world)
     ]
     if combined:
@@ -70,10 +78,10 @@ def boxes(before: Sequence[Any], after: Sequence[Any], *, operation: str = "", t
 def samples(
     epochs: Any, *, title: str | None = None, total: int | None = None, columns: int | None = None
 ) -> Figure:
-    """Which sample each rank draws, in order, over epochs; repeats are hatched and framed, missing ones counted.
+    """Which sample each rank draws, in order, over epochs; repeats are framed, missing ones counted.
 
     Arguments:
-        epochs: {label: indices by rank} or a sequence over epochs ("epoch 0", ...); or one list of indices per rank.
+        epochs: {label: indices by rank}, or a sequence over epochs, or for one epoch the indices by rank.
         total: number of samples in the data set, to say how many were never drawn.
         columns: draw only the first so many draws of each rank.
     """
@@ -84,7 +92,9 @@ def samples(
         raise ValueError("epochs is empty; it needs at least one epoch")
     world = max(len(ranks) for ranks in epochs.values())
     longest = max((len(indices) for ranks in epochs.values() for indices in ranks), default=1) or 1
-    highest = max((index for ranks in epochs.values() for indices in ranks for index in indices), default=1) or 1
+    highest = (
+        max((index for ranks in epochs.values() for indices in ranks for index in indices), default=1) or 1
+    )
     shown = min(longest, columns or 16)
     beside = len(epochs) * shown <= 18
     shape = (1, len(epochs)) if beside else (len(epochs), 1)
@@ -94,7 +104,7 @@ def samples(
     for axes, (label, ranks) in zip(panels, epochs.items(), strict=True):
         seen: set[int] = set()
         again = 0
-        # In the order of drawing: all ranks' first sample, all ranks' second, ... so a padded one counts as the repeat.
+        # In the order of drawing, all ranks' first sample before their second: the padding is the repeat.
         repeated: set[tuple[int, int]] = set()
         for at in range(longest):
             for rank, indices in enumerate(ranks):
@@ -108,14 +118,25 @@ def samples(
             y = world - 1 - rank
             for at, index in enumerate(indices[:shown]):
                 twice = (rank, at) in repeated
-                _box(axes, at, y, index, _shade(index / highest), "////" if twice else "", bold=twice, full=True)
+                _box(
+                    axes,
+                    at,
+                    y,
+                    index,
+                    _shade(index / highest),
+                    "////" if twice else "",
+                    bold=twice,
+                    full=True,
+                )
             if len(indices) > shown:
                 axes.text(shown + 0.15, y + 0.4, "…", fontsize=9, va="center")
             if not indices:
                 axes.text(0, y + 0.4, "no samples", fontsize=8, va="center", color=style.MUTED)
         drawn = sum(len(indices) for indices in ranks)
         never = "" if total is None or len(seen) == total else f", {total - len(seen)} never"
-        axes.set_title(f"{label}\n" * bool(label) + f"{drawn} draws, {again} repeats{never}", fontsize=8.5, loc="left")
+        axes.set_title(
+            f"{label}\n" * bool(label) + f"{drawn} draws, {again} repeats{never}", fontsize=8.5, loc="left"
+        )
         axes.set_xlim(-0.08, shown + 0.5 * (longest > shown))
         axes.set_ylim(-0.15, world)
         axes.set_axis_off()
@@ -135,14 +156,23 @@ def batch(micro: int, ranks: int, accumulation: int, *, title: str | None = None
         for column in range(columns):
             _box(axes, column, rows - 1 - row, f"{micro}", style.TINTS[column % 8], "")
     more = f"  (first {columns} of {ranks})" if columns < ranks else ""
-    axes.text(columns / 2, rows + 0.05, f"{ranks} rank{'s' * (ranks != 1)}{more}", ha="center", va="bottom", fontsize=9)
+    axes.text(
+        columns / 2,
+        rows + 0.05,
+        f"{ranks} rank{'s' * (ranks != 1)}{more}",
+        ha="center",
+        va="bottom",
+        fontsize=9,
+    )
     more = f"\n(first {rows})" if rows < accumulation else ""
     passes = f"{accumulation} backward\npass{'es' * (accumulation != 1)}{more}"
     axes.text(-0.2, rows / 2, passes, ha="right", va="center", fontsize=9)
     axes.set_xlim(-0.08, max(columns, 4))
     axes.set_ylim(-0.15, rows + 0.6)
     axes.set_axis_off()
-    words = f"{micro} samples × {ranks} ranks × {accumulation} passes = {micro * ranks * accumulation} per update"
+    words = (
+        f"{micro} samples × {ranks} ranks × {accumulation} passes = {micro * ranks * accumulation} per update"
+    )
     style.title(picture, title or words)
     return picture
 
@@ -154,7 +184,14 @@ def _shade(share: float) -> tuple[float, float, float]:
 
 
 def _box(
-    axes: Axes, x: float, y: float, value: Any, colour: str, hatch: str, bold: bool = False, full: bool = False
+    axes: Axes,
+    x: float,
+    y: float,
+    value: Any,
+    colour: Any,
+    hatch: str,
+    bold: bool = False,
+    full: bool = False,
 ) -> None:
     empty = value is None
     axes.add_patch(
@@ -165,5 +202,6 @@ def _box(
     )  # fmt: skip
     if not empty:
         patch = {"boxstyle": "round,pad=0.12", "fc": colour if not hatch else "white", "ec": "none"}
-        axes.text(x + 0.47, y + 0.42, str(value), ha="center", va="center", fontsize=8.5, color=style.INK, bbox=patch,
-                  fontweight="bold" if bold else "normal")  # fmt: skip
+        weight = "bold" if bold else "normal"
+        middle: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8.5, "color": style.INK}
+        axes.text(x + 0.47, y + 0.42, str(value), bbox=patch, fontweight=weight, **middle)

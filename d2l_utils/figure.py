@@ -1,7 +1,7 @@
 """The one visual style: palette, hatches, markers, units, and a Figure that needs no pyplot.
 
-Figures are made with :class:`matplotlib.figure.Figure` itself, so they may be drawn from any thread (widget callbacks
-do) and pyplot keeps no list of them.
+Figures are made with :class:`matplotlib.figure.Figure` itself, so they may be drawn from any thread (widget
+callbacks do) and pyplot keeps no list of them.
 """
 
 import base64
@@ -21,7 +21,7 @@ WIDTH = 7.0  # inches: a lesson's column
 DPI = 160
 
 INK, MUTED, RULE = "#1a1a1a", "#5a5a5a", "#d0d0d0"
-# Okabe and Ito's colours: told apart by colour-blind readers. Hatches and markers carry the same difference in grey.
+# Okabe and Ito's colours, told apart by colour-blind readers; hatches and markers say the same in grey.
 BLUE, ORANGE, GREEN, SKY = "#0072B2", "#E69F00", "#009E73", "#56B4E9"
 VERMILION, PURPLE, YELLOW, GREY = "#D55E00", "#CC79A7", "#F0E442", "#999999"
 SERIES = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, INK, GREY)
@@ -50,7 +50,7 @@ class Picture(Figure):
     alt = "[figure]"
 
     def _ipython_display_(self) -> None:
-        # Not _repr_png_: an inline backend that was told "svg" would add a second, larger copy of the picture.
+        # Not _repr_png_: an inline backend that was told "svg" would add a second, larger copy.
         from IPython.display import display
 
         display(bundle(self), metadata={"image/png": {"width": self._shown_width()}}, raw=True)
@@ -59,7 +59,9 @@ class Picture(Figure):
         return round(self.get_figwidth() * 100)
 
 
-def picture(text: str, height: float, rows: int = 1, columns: int = 1, **layout: Any) -> tuple[Picture, list[Axes]]:
+def picture(
+    text: str, height: float, rows: int = 1, columns: int = 1, **layout: Any
+) -> tuple[Picture, list[Axes]]:
     """A new figure of the lesson's width and `height` inches, with rows x columns axes in reading order."""
     figure = Picture(figsize=(WIDTH, height), dpi=DPI, layout="constrained", facecolor="white")
     figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06, hspace=0.04)  # type: ignore[union-attr, call-arg]
@@ -99,11 +101,13 @@ def key(figure: Figure, handles: Sequence[Any], columns: int | None = None) -> N
         )  # fmt: skip
 
 
-def note(axes: Axes, x: float, y: float, words: str, points: tuple[float, float] = (0, 0), **text: Any) -> None:
+def note(
+    axes: Axes, x: float, y: float, words: str, points: tuple[float, float] = (0, 0), **text: Any
+) -> None:
     """Words at data point (x, y), moved by `points` typographic points."""
     assert axes.figure is not None
-    shift = ScaledTranslation(points[0] / 72, points[1] / 72, axes.figure.dpi_scale_trans)  # type: ignore[union-attr]
-    settings = {"fontsize": 8, "color": INK, "ha": "center", "va": "center"} | text
+    shift = ScaledTranslation(points[0] / 72, points[1] / 72, axes.figure.dpi_scale_trans)
+    settings: dict[str, Any] = {"fontsize": 8, "color": INK, "ha": "center", "va": "center"} | text
     axes.text(x, y, words, transform=axes.transData + shift, **settings)
 
 
@@ -146,7 +150,9 @@ def png(figure: Figure, dpi: float | None = None) -> bytes:
             figure.dpi = own
     data = io.BytesIO()
     # 256 colours are plenty for flat tints and a third of the bytes: notebooks are kept in git.
-    pixels.quantize(256, dither=Image.Dither.NONE).save(data, format="png", optimize=True, dpi=(dpi or own,) * 2)
+    pixels.quantize(256, dither=Image.Dither.NONE).save(
+        data, format="png", optimize=True, dpi=(dpi or own,) * 2
+    )
     return data.getvalue()
 
 

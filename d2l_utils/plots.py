@@ -1,6 +1,7 @@
 """The pictures of the lessons: every function takes plain data and returns a Figure.
 
-Each says its finding in `title`, its units on the axes, and tells things apart by colour *and* by hatch or marker.
+Each says its finding in `title` and its units on the axes, and tells things apart by colour *and* by hatch or
+marker.
 
     png(curves({"averaged": [0, 0, 0]}, title="No drift", x="step", y="largest difference"))
 """
@@ -12,14 +13,15 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from d2l_utils import figure as style
 from d2l_utils.boxes import batch, boxes, samples
 from d2l_utils.figure import bundle, png
-from d2l_utils.timeline import overlap, timeline
+from d2l_utils.timeline import timeline
 
 __all__ = [
-    "batch", "boxes", "bundle", "curves", "memory_bars", "memory_curve", "overlap", "png", "samples", "timeline",
+    "batch", "boxes", "bundle", "curves", "memory_bars", "memory_curve", "png", "samples", "timeline",
 ]  # fmt: skip
 
 PARTS = {
@@ -35,8 +37,9 @@ def memory_bars(
     """Stacked P, G, O per rank (or per N), each level's formula beside it as a diamond.
 
     Arguments:
-        measured: {label: held} or a sequence (labels are then "rank 0", "rank 1", ...). `held` has `parameters`,
-            `gradients` and `optimizer` in bytes, as attributes, keys or in that order; None means not yet allocated.
+        measured: {label: held} or a sequence (labels are then "rank 0", "rank 1", ...). `held` has
+            `parameters`, `gradients` and `optimizer` in bytes, as attributes, keys or in that order; None is
+            "not yet allocated".
         formula: the same for what theory says, by the same labels; may cover only some of them.
         x: what the labels are; unit: "MB", "MiB", "GB", "GiB", ... (default: the decimal unit that fits).
     Raises:
@@ -60,7 +63,9 @@ def memory_bars(
             if value is None:
                 # Not a zero and not a guess: an empty dashed box of a fixed height.
                 axes.bar(at, 0.09 * top, width, base, fc="none", ec=style.MUTED, ls=(0, (3, 2)), lw=1.2)
-                style.note(axes, at, base + 0.045 * top, f"{name[0]} not yet", fontsize=7.5, color=style.MUTED)
+                style.note(
+                    axes, at, base + 0.045 * top, f"{name[0]} not yet", fontsize=7.5, color=style.MUTED
+                )
                 base, missing = base + 0.09 * top, True
                 continue
             height = value / scale
@@ -77,7 +82,9 @@ def memory_bars(
     _bars_frame(axes, list(held), top, x, f"{unit} per rank")
     handles: list[Any] = [Patch(fc=c, hatch=h, ec="white", label=name) for name, c, h in PARTS.values()]
     if expected:
-        handles.append(Line2D([], [], ls="", marker="D", mfc="white", mec=style.INK, mew=1.3, label="formula"))
+        handles.append(
+            Line2D([], [], ls="", marker="D", mfc="white", mec=style.INK, mew=1.3, label="formula")
+        )
     if missing:
         handles.append(Patch(fc="none", ec=style.MUTED, ls=(0, (3, 2)), label="not yet allocated"))
     style.key(picture, handles)
@@ -116,7 +123,9 @@ def curves(
         )  # fmt: skip
     for at, (name, (xs, ys)) in enumerate(dots.items()):
         marker = style.MARKERS[at % 8]
-        axes.plot(xs, ys, label=name, ls="", marker=marker, ms=7, mfc="white", mec=style.INK, mew=1.4, clip_on=False)
+        axes.plot(
+            xs, ys, label=name, ls="", marker=marker, ms=7, mfc="white", mec=style.INK, mew=1.4, clip_on=False
+        )
     if "x" in log:
         axes.set_xscale("log", base=2)
         axes.set_xticks(sorted({v for xs, _ in (*data.values(), *dots.values()) for v in xs}))
@@ -126,7 +135,7 @@ def curves(
     elif many and min(float(np.min(ys)) for ys in many if len(ys)) >= 0:
         axes.set_ylim(bottom=0)
     if all(float(v).is_integer() for xs, _ in data.values() for v in xs) and "x" not in log:
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(x, fontsize=9, color=style.INK)
     axes.set_ylabel(y, fontsize=9, color=style.INK)
     axes.grid(axis="y", color=style.RULE, lw=0.7)
@@ -162,11 +171,11 @@ def memory_curve(
     if all(p.bytes >= 0 for points in lines.values() for p in points):
         axes.set_ylim(bottom=0)
     for kind in ("forward", "backward", "optimizer"):
-        if spans := [(e.start * 1e3, e.end * 1e3) for e in events if e.kind == kind]:
+        if spans := [(e.start * 1e3, e.end * 1e3) for e in events if e.kind == kind and e.end is not None]:
             start, stop = min(s for s, _ in spans), max(e for _, e in spans)
             axes.axvspan(start, stop, color=style.RULE, alpha=0.35 if kind == "backward" else 0.0, lw=0)
-            axes.text((start + stop) / 2, 1.01, kind, transform=axes.get_xaxis_transform(), ha="center", va="bottom",
-                      fontsize=8, color=style.MUTED)  # fmt: skip
+            over: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}
+            axes.text((start + stop) / 2, 1.01, kind, fontsize=8, color=style.MUTED, **over)
     axes.set_xlim(0, end)
     axes.set_xlabel("ms since the step began", fontsize=9, color=style.INK)
     axes.set_ylabel(f"{unit} above the start", fontsize=9, color=style.INK)

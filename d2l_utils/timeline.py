@@ -1,14 +1,22 @@
 """A step as it happened: what each rank computed and what it sent, and how much of the sending was hidden."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from d2l_utils import figure as style
-
-Span = tuple[float, float]
+from d2l_utils.events import (
+    COMPUTE,
+    Event,
+    Interval,
+    by_rank,
+    difference,
+    hidden_and_exposed,
+    intersection,
+    union,
+)
 
 _COMPUTE = {
     "forward": ("forward", "#9ecae8", ""),
@@ -20,72 +28,50 @@ _HIDDEN = ("communication, hidden", "#e6b8d0", "")
 _EXPOSED = ("communication, exposed", style.VERMILION, "\\\\\\\\")
 
 
-class Overlap(NamedTuple):
-    """Seconds of one rank's communication that ran beside its own computing, and seconds that did not."""
-
-    hidden: float
-    exposed: float
-
-
-def overlap(events: Iterable[Any]) -> Overlap:
-    """Split one rank's collective time by whether that rank computed meanwhile.
-
-    Computing is forward, backward and optimizer less wait. Collectives at the same time count once.
-    Events have `kind`, `start` and `end` in seconds.
-    """
-    events = list(events)
-    sending, busy = _sending(events), _busy(events)
-    hidden = _length(_both(sending, busy))
-    return Overlap(hidden, _length(sending) - hidden)
-
-
 def timeline(events_by_rank: Any, *, title: str | None = None, ranks: int = 4) -> Figure:
     """Two lanes a rank: computing above, communication below; hidden and exposed milliseconds at the right.
 
     Arguments:
         events_by_rank: each rank's events, or {label: events}. An event has `kind` ("forward", "backward",
-            "optimizer", "collective" or "wait"), `name`, `start` and `end` in seconds.
+            "optimizer", "collective" or "wait"), `name`, `start` and `end` in seconds. A recording does, too.
         ranks: draw at most so many rows; how many were left out is said.
     """
-    named = isinstance(events_by_rank, Mapping)
-    rows = {str(k) if named else f"rank {k}": list(v)
-            for k, v in (events_by_rank.items() if named else enumerate(events_by_rank))}  # fmt: skip
-    if not rows or not any(rows.values()):
-        raise ValueError("events_by_rank holds no events")
+    rows: dict[str, list[Event]] = _rows(events_by_rank)
     shown = dict(list(rows.items())[: max(1, ranks)])
-    end = max(e.end for events in shown.values() for e in events) * 1e3
+    end = max(e.end for events in shown.values() for e in events if e.end is not None) * 1e3
 
     picture, (axes,) = style.picture("timeline of one step", 1.05 + 0.72 * len(shown))
     kinds: set[str] = set()
     short_names: set[str] = set()
+    sent = False
     for row, (label, events) in enumerate(shown.items()):
         base = 2.5 * (len(shown) - 1 - row)
-        for event in sorted(events, key=lambda e: e.start - (e.kind == "wait") * -1e9):
-            if event.kind in _COMPUTE:
-                _, colour, hatch = _COMPUTE[event.kind]
-                _block(axes, event.start, event.end, base + 1, colour, hatch, event.name, end)
+        # Waiting lies inside the backward that waits: drawn last, on top.
+        for event in sorted(events, key=lambda e: (e.kind == "wait", e.start)):
+            if event.kind in _COMPUTE and event.end is not None:
+                _block(axes, (event.start, event.end), base + 1, *_COMPUTE[event.kind][1:], event.name, end)
                 kinds.add(event.kind)
         busy = _busy(events)
-        for event in events:
-            if event.kind == "collective":
-                span = [(event.start, event.end)]
-                for start, stop in _both(span, busy):
-                    _block(axes, start, stop, base, *_HIDDEN[1:], "", end)
-                for start, stop in _less(span, busy):
-                    _block(axes, start, stop, base, *_EXPOSED[1:], "", end)
-                if _outline(axes, event, base, end) == _initials(event.name):
-                    short_names.add(f"{_initials(event.name)}  {event.name}")
-        hidden, exposed = overlap(events)
-        if any(e.kind == "collective" for e in events):
-            words = f"{style.short(hidden * 1e3)} ms hidden\n{style.short(exposed * 1e3)} ms exposed"
-        else:
-            words = "no communication"
+        placed = _lanes([e for e in events if e.kind == "collective" and e.end is not None])
+        high = 1 / (1 + max((lane for _, lane in placed), default=0))
+        for event, lane in placed:
+            span = (event.start, event.end or event.start)
+            y = base + 1 - high * (lane + 1)
+            for part in intersection([span], busy):
+                _block(axes, part, y, *_HIDDEN[1:], "", end, high)
+            for part in difference([span], busy):
+                _block(axes, part, y, *_EXPOSED[1:], "", end, high)
+            if _outline(axes, event.name, span, y, end, high) == _initials(event.name):
+                short_names.add(f"{_initials(event.name)}  {event.name}")
+        sent = sent or bool(placed)
+        hidden, exposed, _ = hidden_and_exposed(events)
+        words = f"{style.short(hidden * 1e3)} ms hidden\n{style.short(exposed * 1e3)} ms exposed"
+        words = words if placed else "no communication"
         axes.text(1.015, base + 1, words, transform=axes.get_yaxis_transform(), fontsize=8.5, va="center")
-        axes.text(-0.085, base + 1, label, transform=axes.get_yaxis_transform(), fontsize=9, va="center", ha="right",
-                  fontweight="bold")  # fmt: skip
-        for lane, y in (("compute", base + 1.5), ("comm.", base + 0.5)):
-            axes.text(-0.01, y, lane, transform=axes.get_yaxis_transform(), fontsize=7.5, va="center", ha="right",
-                      color=style.MUTED)  # fmt: skip
+        at_left: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "ha": "right"}
+        axes.text(-0.085, base + 1, label, fontsize=9, fontweight="bold", **at_left)
+        axes.text(-0.01, base + 1.5, "compute", fontsize=7.5, color=style.MUTED, **at_left)
+        axes.text(-0.01, base + 0.5, "comm.", fontsize=7.5, color=style.MUTED, **at_left)
         if row:
             axes.axhline(base + 2.25, color=style.RULE, lw=0.8)
     axes.set_xlim(0, end)
@@ -94,35 +80,64 @@ def timeline(events_by_rank: Any, *, title: str | None = None, ranks: int = 4) -
     axes.spines["left"].set_visible(False)
     left_out = f"  ({len(rows) - len(shown)} more ranks not drawn)" if len(rows) > len(shown) else ""
     axes.set_xlabel(f"ms since the step began{left_out}", fontsize=9)
-    sent = any(e.kind == "collective" for events in shown.values() for e in events)
-    style.key(picture, _handles(kinds, sent) + [Patch(fc="none", ec="none", label=name) for name in sorted(short_names)],
-              columns=4)  # fmt: skip
+    initials = [Patch(fc="none", ec="none", label=name) for name in sorted(short_names)]
+    style.key(picture, _handles(kinds, sent) + initials, columns=4)
     style.title(picture, title)
     return picture
 
 
-def _block(axes: Any, start: float, stop: float, y: float, colour: str, hatch: str, name: str, end: float) -> None:
-    start, stop = start * 1e3, stop * 1e3
+def _rows(events_by_rank: Any) -> dict[str, list[Event]]:
+    if isinstance(events_by_rank, Mapping):
+        rows = {f"rank {k}" if isinstance(k, int) else str(k): _events(v) for k, v in events_by_rank.items()}
+    else:
+        rows = {f"rank {rank}": events for rank, events in by_rank(events_by_rank).items()}
+    if empty := [label for label, events in rows.items() if all(e.end is None for e in events)] or not rows:
+        raise ValueError(f"events_by_rank holds no finished events{f' for {empty}' if rows else ''}")
+    return rows
+
+
+def _events(item: Any) -> list[Event]:
+    return list(getattr(item, "events", item))
+
+
+def _busy(events: Sequence[Event]) -> list[Interval]:
+    """When this rank computed and did not wait."""
+    ended = [(e.kind, (e.start, e.end)) for e in events if e.end is not None]
+    waits = union(span for kind, span in ended if kind == "wait")
+    return difference(union(span for kind, span in ended if kind in COMPUTE), waits)
+
+
+def _block(
+    axes: Any, span: Interval, y: float, colour: str, hatch: str, name: str, end: float, high: float = 1
+) -> None:
+    start, stop = span[0] * 1e3, span[1] * 1e3
     edge = style.MUTED if hatch == "////" else "white"
-    axes.add_patch(Rectangle((start, y), stop - start, 1, fc=colour, ec=edge, hatch=hatch, lw=0.6))
+    axes.add_patch(Rectangle((start, y), stop - start, high, fc=colour, ec=edge, hatch=hatch, lw=0.6))
     if not hatch:
         # "block 3" where it fits, else its number.
-        _name(axes, (start, stop), y, (name, "".join(name.split(" ")[-1:]).rpartition(".")[2]), end)
+        _name(axes, span, y + high / 2, (name, name.split(" ")[-1].rpartition(".")[2]), end)
 
 
-def _outline(axes: Any, event: Any, y: float, end: float) -> str:
+def _outline(axes: Any, name: str, span: Interval, y: float, end: float, high: float) -> str:
     """One frame around a collective whatever its parts; returns the name that fitted."""
-    start, stop = event.start * 1e3, event.end * 1e3
-    axes.add_patch(Rectangle((start, y), stop - start, 1, fc="none", ec=style.INK, lw=0.8))
+    axes.add_patch(
+        Rectangle((span[0] * 1e3, y), (span[1] - span[0]) * 1e3, high, fc="none", ec=style.INK, lw=0.8)
+    )
     patch = {"boxstyle": "round,pad=0.12", "fc": "white", "ec": "none", "alpha": 0.85}
-    return _name(axes, (start, stop), y, (event.name, _initials(event.name)), end, bbox=patch)
+    names = (name, _initials(name)) if high > 0.3 else ()
+    return _name(axes, span, y + high / 2, names, end, bbox=patch, size=7.5 if high == 1 else 6)
 
 
-def _name(axes: Any, span: Span, y: float, names: Sequence[str], end: float, **text: Any) -> str:
+def _name(
+    axes: Any, span: Interval, y: float, names: Sequence[str], end: float, size: float = 7.5, **text: Any
+) -> str:
     """Write the first of `names` that fits between the two times, if any does."""
+    start, stop = span[0] * 1e3, span[1] * 1e3
     for name in names:
-        if name and (span[1] - span[0]) / end > 0.0118 * len(name) + 0.006:
-            axes.text(sum(span) / 2, y + 0.5, name, fontsize=7.5, ha="center", va="center", color=style.INK, **text)
+        if name and (stop - start) / end > (0.0118 * len(name) + 0.006) * size / 7.5:
+            axes.text(
+                (start + stop) / 2, y, name, fontsize=size, ha="center", va="center", color=style.INK, **text
+            )
             return name
     return ""
 
@@ -132,48 +147,20 @@ def _initials(name: str) -> str:
 
 
 def _handles(kinds: set[str], sent: bool) -> list[Any]:
-    entries = [entry for kind, entry in _COMPUTE.items() if kind in kinds] + ([_HIDDEN, _EXPOSED] if sent else [])
-    return [Patch(fc=colour, hatch=hatch, ec=style.MUTED, lw=0.6, label=name) for name, colour, hatch in entries]
+    entries = [entry for kind, entry in _COMPUTE.items() if kind in kinds] + (
+        [_HIDDEN, _EXPOSED] if sent else []
+    )
+    return [
+        Patch(fc=colour, hatch=hatch, ec=style.MUTED, lw=0.6, label=name) for name, colour, hatch in entries
+    ]
 
 
-def _sending(events: Sequence[Any]) -> list[Span]:
-    return _union((e.start, e.end) for e in events if e.kind == "collective")
-
-
-def _busy(events: Sequence[Any]) -> list[Span]:
-    computing = _union((e.start, e.end) for e in events if e.kind in ("forward", "backward", "optimizer"))
-    return _less(computing, _union((e.start, e.end) for e in events if e.kind == "wait"))
-
-
-def _union(spans: Iterable[Span]) -> list[Span]:
-    merged: list[Span] = []
-    for start, stop in sorted(spans):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(stop, merged[-1][1]))
-        else:
-            merged.append((start, stop))
-    return merged
-
-
-def _both(first: Iterable[Span], second: Sequence[Span]) -> list[Span]:
-    """Where spans of both lists run; each list is sorted and without overlaps."""
-    pairs = ((max(a, c), min(b, d)) for a, b in first for c, d in second)
-    return [(start, stop) for start, stop in pairs if start < stop]
-
-
-def _less(first: Iterable[Span], second: Sequence[Span]) -> list[Span]:
-    """The parts of `first` outside `second`."""
-    rest: list[Span] = []
-    for start, stop in first:
-        for a, b in second:
-            if a < stop and b > start:
-                if a > start:
-                    rest.append((start, a))
-                start = max(start, b)
-        if start < stop:
-            rest.append((start, stop))
-    return rest
-
-
-def _length(spans: Iterable[Span]) -> float:
-    return sum(stop - start for start, stop in spans)
+def _lanes(collectives: Sequence[Event]) -> list[tuple[Event, int]]:
+    """Each collective with the first lane free at its start: DDP launches the next while one still runs."""
+    free: list[float] = []
+    placed = []
+    for event in sorted(collectives, key=lambda e: e.start):
+        lane = next((at for at, until in enumerate(free) if until <= event.start), len(free))
+        free[lane : lane + 1] = [event.end or event.start]
+        placed.append((event, lane))
+    return placed
