@@ -1,0 +1,297 @@
+"""The one training loop: every strategy goes through it, so that a difference in results is a difference in
+strategy.
+
+    run = launch(train, world_size=4, strategy="ddp", steps=5)
+    run.results[0].losses
+
+Step s trains on the same ``batch`` pieces of text at any world size: rank r takes the r-th part, so N ranks
+together see what one process sees.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from chapter19_9 import strategies
+from d2l_utils.agree import digest, largest_difference, ranks_agree
+from d2l_utils.batch import nearest
+from d2l_utils.device import rank_device
+from d2l_utils.memory import Held, held
+from d2l_utils.text import sequences
+from d2l_utils.transformer import Transformer, TransformerConfig
+
+__all__ = [
+    "Result",
+    "average_gradients",
+    "check_batch",
+    "check_optimizer",
+    "largest_difference",
+    "ranks_agree",
+    "train",
+]
+
+DEFAULT = TransformerConfig()
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one rank saw of a training run. Lists have one value a step.
+
+    losses         : mean loss over the whole global batch, in nats; the same on every rank. Before the
+                     step's update.
+    local_losses   : mean loss over this rank's own part.
+    gradient_norms : 2-norm of this rank's whole gradient, after any averaging.
+    seconds        : forward, backward and optimizer step; the first includes torch's own warm-up.
+    differences    : largest difference between the ranks' weights after the step; empty unless asked for.
+    held           : bytes held after the last step, gradients included.
+    agree          : all ranks end with exactly the same weights.
+    changed        : training changed this rank's weights.
+    recording      : the recorded step (``d2l_utils.events.Recording``), or None.
+    weights, gradients : by parameter name, on the CPU, after the last step; None unless asked for.
+    """
+
+    strategy: str
+    rank: int
+    world_size: int
+    losses: list[float]
+    local_losses: list[float]
+    gradient_norms: list[float]
+    seconds: list[float]
+    differences: list[float]
+    held: Held
+    agree: bool
+    changed: bool
+    recording: Any = None
+    weights: dict[str, Tensor] | None = None
+    gradients: dict[str, Tensor] | None = None
+
+
+def train(
+    strategy: str = "ddp",
+    config: TransformerConfig = DEFAULT,
+    *,
+    steps: int = 5,
+    batch: int = 8,
+    accumulation: int = 1,
+    lr: float = 1e-3,
+    bucket_mb: float | None = None,
+    average: bool = False,
+    sync_every: bool = False,
+    seed_by_rank: bool = False,
+    record_step: int | None = None,
+    allocations: bool = False,
+    differences: bool = False,
+    weights: bool = False,
+) -> Result:
+    """Train the toy Transformer on this rank's part of the text, as one of the ranks of the process group.
+
+    batch         : samples in a step over all ranks (the global batch), each of ``config.length`` tokens.
+    accumulation  : backward passes in a step; the global batch must divide by ranks x accumulation.
+    bucket_mb     : DDP's bucket size in MiB.
+    average       : average the gradients by hand after backward, with ``average_gradients``.
+    sync_every    : let every backward of an accumulation communicate, not the last one only.
+    seed_by_rank  : give each rank's model other first weights; a strategy that starts by making them equal
+                    must cope.
+    record_step   : number of the step to record, from 0; ``allocations`` adds its memory curve.
+    differences, weights : measure these for the result too.
+
+    Raises ValueError before the first step when an argument does not fit, or the ranks start from different
+    weights.
+    """
+    rank, n, device = _place()
+    facts = strategies.get(strategy)
+    micro = check_batch(batch, n, accumulation)
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps is {steps!r}: it must be a whole number of at least 1")
+    if record_step is not None and record_step not in range(steps):
+        raise ValueError(f"record_step is {record_step!r}: it must be from 0 to {steps - 1}, or None")
+    module = facts.load()
+    options = {"bucket_mb": bucket_mb} if bucket_mb is not None else {}
+    if unknown := options.keys() - inspect.signature(module.shard).parameters.keys():
+        raise ValueError(f"{', '.join(unknown)}: strategy {strategy!r} has no such setting")
+
+    plain = Transformer(replace(config, seed=config.seed + rank) if seed_by_rank else config)
+    model = module.shard(plain, device, **options)
+    optimizer = module.optimizer(model, lr)
+    if facts.parameters == "replicated" and not ranks_agree(plain):
+        apart = largest_difference(plain)
+        raise ValueError(
+            f"the ranks start from different weights, {apart:.3g} apart: "
+            f"strategy {strategy!r} does not make them equal"
+        )
+    if facts.optimizer == "replicated":
+        check_optimizer(model, optimizer)
+    pause = getattr(module, "accumulating", None)
+    pausing = nullcontext if pause is None or sync_every else lambda: pause(model)
+    before = digest(plain)
+
+    kept: dict[str, list[float]] = {
+        name: [] for name in ("losses", "local", "norms", "seconds", "differences")
+    }
+    recording = None
+    for step in range(steps):
+        rows = sequences(config.length, batch, offset=step * batch).chunk(n)[rank].to(device)
+        tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        optimizer.zero_grad()  # before the recording: it cannot see the end of what was allocated earlier
+        with _recorder(model, optimizer, step == record_step, allocations) as recorded:
+            start = _now(device)
+            loss = forward_backward(model, tokens, targets, [micro] * accumulation, pausing)
+            if average:
+                average_gradients(model)
+            optimizer.step()
+            kept["seconds"].append(_now(device) - start)
+        # What is measured comes after the step, so that it is in no timing and no recording.
+        recording = recorded or recording
+        kept["local"].append(loss.item())
+        kept["losses"].append(_mean(loss))
+        kept["norms"].append(gradient_norm(plain))
+        if differences:
+            kept["differences"].append(largest_difference(plain))
+    return Result(
+        strategy=strategy,
+        rank=rank,
+        world_size=n,
+        losses=kept["losses"],
+        local_losses=kept["local"],
+        gradient_norms=kept["norms"],
+        seconds=kept["seconds"],
+        differences=kept["differences"],
+        held=held(model, optimizer),
+        agree=ranks_agree(plain),
+        changed=digest(plain) != before,
+        recording=recording,
+        weights={k: p.detach().cpu().clone() for k, p in plain.named_parameters()} if weights else None,
+        gradients={k: p.grad.cpu().clone() for k, p in plain.named_parameters() if p.grad is not None}
+        if weights
+        else None,
+    )
+
+
+def forward_backward(
+    model: nn.Module,
+    tokens: Tensor,
+    targets: Tensor,
+    parts: Sequence[int],
+    pausing: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> Tensor:
+    """Forward and backward over consecutive ``parts`` (samples each) of tokens, (samples, length); returns
+    the mean loss.
+
+    Each part's loss is weighted by its share of the samples, so unequal parts give the gradient of the
+    whole too. All but the last run inside ``pausing()``. Raises ValueError when the parts are not the
+    whole.
+    """
+    if sum(parts) != len(tokens) or min(parts, default=0) < 1:
+        raise ValueError(
+            f"parts is {list(parts)}: they must be at least 1 and add up to {len(tokens)} samples"
+        )
+    total = torch.zeros((), device=tokens.device)
+    pieces = list(zip(tokens.split(list(parts)), targets.split(list(parts)), strict=True))
+    for i, (x, y) in enumerate(pieces):
+        with nullcontext() if i == len(pieces) - 1 else pausing():
+            loss = model(x, y) * (len(x) / len(tokens))
+            loss.backward()
+        total += loss.detach()
+    return total
+
+
+@torch.no_grad()
+def average_gradients(model: nn.Module) -> None:
+    """g = (1/N) sum of the ranks' g, by hand: one all-reduce for each parameter. Every rank must call it.
+
+    Raises RuntimeError when a parameter got no gradient here: the other ranks would wait for it.
+    """
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.grad is None:
+            raise RuntimeError(
+                f"parameter {name!r} got no gradient on this rank: the other ranks would wait for it"
+            )
+        if dist.is_initialized():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+
+
+def check_batch(batch: int, ranks: int, accumulation: int = 1) -> int:
+    """Samples of one rank and backward pass. ValueError when ``batch`` does not divide by ranks x
+    accumulation."""
+    for name, value in (("batch", batch), ("accumulation", accumulation)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} is {value!r}: it must be a whole number of at least 1")
+    parts = ranks * accumulation
+    if batch % parts:
+        near = " or ".join(map(str, nearest(batch, parts)))
+        raise ValueError(
+            f"batch is {batch}: it must divide by ranks x accumulation = {ranks} x {accumulation} = {parts}; "
+            f"nearest: {near}"
+        )
+    return batch // parts
+
+
+def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """ValueError unless the optimizer holds the parameters that the model has now: made too early, it
+    trains old ones."""
+    has = {id(parameter): name for name, parameter in model.named_parameters()}
+    holds = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    if missing := [has[key] for key in trained - holds]:
+        raise ValueError(
+            f"the optimizer does not hold {len(missing)} of the model's parameters, such as {min(missing)!r}: "
+            "make it after shard()"
+        )
+    if foreign := len(holds - has.keys()):
+        raise ValueError(
+            f"the optimizer holds {foreign} parameters that the model does not have: make it after shard()"
+        )
+
+
+def gradient_norm(model: nn.Module) -> float:
+    """2-norm of all of the model's gradients on this rank, as one vector."""
+    norms = [parameter.grad.norm() for parameter in model.parameters() if parameter.grad is not None]
+    return torch.stack(norms).norm().item() if norms else 0.0
+
+
+def _place() -> tuple[int, int, torch.device]:
+    """(rank, world size, device). Without a process group: one rank on the CPU, so that a notebook touches
+    no accelerator."""
+    if not dist.is_initialized():
+        return 0, 1, torch.device("cpu")
+    device = rank_device()
+    if device.type != "cpu":
+        torch.accelerator.set_device_index(device.index)
+    return dist.get_rank(), dist.get_world_size(), device
+
+
+def _mean(loss: Tensor) -> float:
+    """The mean over the ranks: what rank 0 prints is otherwise only rank 0's loss."""
+    value = loss.detach().double()
+    if dist.is_initialized():
+        dist.all_reduce(value)
+        value /= dist.get_world_size()
+    return value.item()
+
+
+def _now(device: torch.device) -> float:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device.index)
+    return time.perf_counter()
+
+
+def _recorder(
+    model: nn.Module, optimizer: Any, wanted: bool, allocations: bool
+) -> AbstractContextManager[Any]:
+    if not wanted:
+        return nullcontext()
+    from d2l_utils.record import record
+
+    return record(model, optimizer, allocations=allocations)
