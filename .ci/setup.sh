@@ -76,7 +76,7 @@ find_python() {
 wanted="Give the name or path of a Python 3.12, 3.13 or 3.14: make lab PYTHON=/path/to/python3.12"
 
 # An activated conda environment is ours if this checkout is installed in it, or if it bears the name in environment.yml
-# and no other checkout is installed in it.
+# and no other checkout is installed in it. (-I: not what an egg-info in this folder says.)
 is_ours='
 import importlib.metadata, json, os, sys, urllib.parse, urllib.request
 try:
@@ -88,7 +88,7 @@ sys.exit(not (os.path.exists(folder) and os.path.samefile(folder, ".")))
 '
 conda_is_ours() {
     [ -z "${PYTHON:-}" ] && [ -x "${CONDA_PREFIX:-}/bin/python" ] && fits "$CONDA_PREFIX/bin/python" >/dev/null &&
-        "$CONDA_PREFIX/bin/python" -c "$is_ours" </dev/null 2>/dev/null
+        "$CONDA_PREFIX/bin/python" -I -c "$is_ours" </dev/null 2>/dev/null
 }
 
 # What an environment is the result of: pyproject.toml, the interpreter, and the folder that it points to.

@@ -1,0 +1,217 @@
+"""Builds notebooks from MyST Markdown: runs every cell, normalises, stores the result with its outputs.
+
+    python -m d2l_utils.notebooks build [NAME ...]    run and store; all, or those whose names begin with NAME
+    python -m d2l_utils.notebooks check [NAME ...]    run nothing; say where a stored notebook breaks a rule
+
+A section is one file, `NN-name.md`, that becomes `notebooks/NN-name.ipynb`. `+++` on a line of its own
+divides two Markdown cells. A code cell and its tags (see `notebook_form`):
+
+    ```{code-cell} python
+    :tags: [world-size]
+    print(run.world_size)
+    ```
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from d2l_utils.notebook_form import WIDGET_VIEW, normalise
+from d2l_utils.notebook_rules import disagreements, problems
+
+_CELL_TIMEOUT = 300  # seconds
+
+
+class BuildError(Exception):
+    """A section that cannot become a notebook. The message names the section and the cell, and shows it."""
+
+
+def sections(folder: Path) -> list[Path]:
+    """The section files of a folder, in reading order."""
+    return sorted(folder.glob("[0-9][0-9]-*.md"))
+
+
+def read_section(path: Path) -> Any:
+    """A section as a notebook that has not been run, in normal form."""
+    import jupytext
+
+    notebook = jupytext.reads(path.read_text(encoding="utf-8"), fmt="md:myst")
+    normalise(notebook)
+    return notebook
+
+
+def read_notebook(path: Path) -> Any:
+    """A stored notebook."""
+    import nbformat
+
+    return nbformat.read(path, as_version=4)
+
+
+def new_kernel() -> Any:
+    """A manager for a kernel of this very Python, whatever a user's own kernel called python3 points to."""
+    from ipykernel.kernelspec import RESOURCES, get_kernel_dict
+    from jupyter_client import AsyncKernelManager
+    from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
+
+    class ThisPython(KernelSpecManager):
+        def get_kernel_spec(self, kernel_name: str) -> KernelSpec:
+            return KernelSpec(resource_dir=RESOURCES, **get_kernel_dict())
+
+    # Encrypted, because a kernel otherwise warns on stderr that its TCP ports could be listened to.
+    return AsyncKernelManager(
+        kernel_name="python3", kernel_spec_manager=ThisPython(), transport_encryption="auto"
+    )
+
+
+def execute(notebook: Any, folder: Path, *, name: str, environ: Mapping[str, str] | None = None) -> None:
+    """Runs every cell in a fresh kernel, in place; the kernel is gone when this returns or raises.
+
+    Args:
+        notebook: an nbformat 4 notebook.
+        folder: the kernel's working directory: where the notebook is or will be stored.
+        name: what messages call the notebook.
+        environ: the kernel's environment; by default this process's without the D2L_ settings, which would
+            change a lesson's output.
+
+    Raises:
+        BuildError: a cell raised without the tag raises-exception, wrote to stderr, showed a widget without a
+            picture, took too long, or killed its kernel.
+    """
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+    if environ is None:
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("D2L_")}
+    running: dict[str, Any] = {"cell": None, "cell_index": 0}
+    client = NotebookClient(
+        notebook,
+        timeout=_CELL_TIMEOUT,
+        record_timing=False,
+        resources={"metadata": {"path": str(folder)}},
+        on_cell_start=lambda **what: running.update(what),
+    )
+    client.km = new_kernel()  # set, not passed: a client ends the kernels that it owns
+    try:
+        client.execute(env=dict(environ))
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
+        detail = "\n".join(getattr(error, "traceback", "").splitlines()) or str(error)
+        raise BuildError(_about(name, running["cell_index"], running["cell"], detail)) from None
+    for number, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", ()):
+            if output.get("name") == "stderr":
+                raise BuildError(_about(name, number, cell, f"wrote to stderr:\n{output.text}"))
+            data = output.get("data", {})
+            if WIDGET_VIEW in data and "image/png" not in data:
+                raise BuildError(
+                    _about(name, number, cell, "shows a widget that has no PNG for readers without a kernel")
+                )
+
+
+def build(section: Path, target: Path, root: Path) -> bool:
+    """Runs a section and stores it as a notebook; says whether the file changed.
+
+    Args:
+        section: the MyST Markdown file.
+        target: the .ipynb file, replaced in one step, and only by a notebook that keeps every rule.
+        root: the checkout.
+
+    Raises:
+        BuildError: see `execute`; or a rule of `notebook_rules` is broken.
+    """
+    import nbformat
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    notebook = read_section(section)
+    execute(notebook, target.parent, name=section.name)
+    normalise(notebook, root)
+    if wrong := problems(notebook):  # not the links: the next lesson may not be built yet
+        raise BuildError("\n".join(f"{section.name}: {problem}" for problem in wrong))
+    content = nbformat.writes(notebook) + "\n"
+    if target.exists() and target.read_text(encoding="utf-8") == content:
+        return False
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.write_text(content, encoding="utf-8")
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return True
+
+
+def check(section: Path, target: Path) -> list[str]:
+    """What is wrong with a stored notebook, without running it: rules broken, differences from its text."""
+    if not target.exists():
+        return [f"{target.name} was never built"]
+    stored = read_notebook(target)
+    return disagreements(read_section(section), stored) + problems(stored, target.parent)
+
+
+def _about(name: str, number: int, cell: Any, what: str) -> str:
+    source = "\n".join(f"    {line}" for line in cell.source.splitlines()) if cell else ""
+    return f"{name}, cell {number}:\n{source}\n{what}"
+
+
+def _chosen(files: list[Path], names: list[str]) -> list[Path]:
+    for name in names:
+        if not any(file.stem.startswith(Path(name).stem) for file in files):
+            known = ", ".join(file.stem for file in files) or "none"
+            raise SystemExit(f"No section's name begins with {name!r}. There are: {known}.")
+    return [
+        file for file in files if not names or any(file.stem.startswith(Path(name).stem) for name in names)
+    ]
+
+
+def _sections_folder(root: Path) -> Path:
+    folders = [folder for folder in root.glob("*/sections") if folder.is_dir()]
+    if len(folders) != 1:
+        raise SystemExit(
+            f"Found {len(folders)} folders */sections in {root}, not one; name it with --sections."
+        )
+    return folders[0]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m d2l_utils.notebooks", description="Build and check notebooks."
+    )
+    parser.add_argument("action", choices=["build", "check"])
+    parser.add_argument(
+        "names", nargs="*", help="how a section's name begins, such as 02; all if none is given"
+    )
+    parser.add_argument(
+        "--sections", type=Path, help="folder of the sections; the only */sections if left out"
+    )
+    parser.add_argument("--notebooks", type=Path, default=Path("notebooks"), help="folder of the notebooks")
+    options = parser.parse_args(arguments)
+    root = Path.cwd()
+    files = sections(options.sections or _sections_folder(root))
+    failed = 0
+    for section in _chosen(files, options.names):
+        target = options.notebooks / f"{section.stem}.ipynb"
+        began = time.monotonic()
+        if options.action == "check":
+            wrong = check(section, target)
+            print("\n".join(f"{section.stem}: {problem}" for problem in wrong) or f"{section.stem}: ok")
+        else:
+            wrong = []
+            try:
+                changed = build(section, target, root)
+                state = "built" if changed else "unchanged"
+                print(f"{section.stem}: {state}, {time.monotonic() - began:.0f} s", flush=True)
+            except BuildError as error:
+                wrong = [str(error)]
+                print(f"{error}\n{section.stem}: not built", file=sys.stderr, flush=True)
+        failed += bool(wrong)
+    extra = sorted({path.stem for path in options.notebooks.glob("*.ipynb")} - {file.stem for file in files})
+    for name in extra:
+        print(f"{name}: a notebook without a section")
+    return 1 if failed or extra else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
