@@ -22,8 +22,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from chapter19_9 import strategies
+from chapter19_9.checks import check_batch, check_optimizer
 from d2l_utils.agree import digest, largest_difference, ranks_agree
-from d2l_utils.batch import nearest
 from d2l_utils.device import rank_device
 from d2l_utils.memory import Held, held
 from d2l_utils.text import sequences
@@ -220,39 +220,6 @@ def average_gradients(model: nn.Module) -> None:
         if dist.is_initialized():
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
-
-
-def check_batch(batch: int, ranks: int, accumulation: int = 1) -> int:
-    """Samples of one rank and backward pass. ValueError when ``batch`` does not divide by ranks x
-    accumulation."""
-    for name, value in (("batch", batch), ("accumulation", accumulation)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} is {value!r}: it must be a whole number of at least 1")
-    parts = ranks * accumulation
-    if batch % parts:
-        near = " or ".join(map(str, nearest(batch, parts)))
-        raise ValueError(
-            f"batch is {batch}: it must divide by ranks x accumulation = {ranks} x {accumulation} = {parts}; "
-            f"nearest: {near}"
-        )
-    return batch // parts
-
-
-def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """ValueError unless the optimizer holds the parameters that the model has now: made too early, it
-    trains old ones."""
-    has = {id(parameter): name for name, parameter in model.named_parameters()}
-    holds = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
-    if missing := [has[key] for key in trained - holds]:
-        raise ValueError(
-            f"the optimizer does not hold {len(missing)} of the model's parameters, such as {min(missing)!r}: "
-            "make it after shard()"
-        )
-    if foreign := len(holds - has.keys()):
-        raise ValueError(
-            f"the optimizer holds {foreign} parameters that the model does not have: make it after shard()"
-        )
 
 
 def gradient_norm(model: nn.Module) -> float:

@@ -1,0 +1,211 @@
+"""Measured beside formula, for any strategies and world sizes. In a terminal: ``python -m
+chapter19_9.compare --help``.
+
+    rows = compare(strategies=("single", "ddp"), world_sizes=(1, 2, 4))
+    print(table(rows))
+
+Every figure in the columns "measured" comes from a run on real ranks; the formulas stand beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from chapter19_9 import theory
+from chapter19_9.strategies import get
+from d2l_utils.transformer import TransformerConfig
+
+if TYPE_CHECKING:
+    from chapter19_9.train import Result
+
+STATES = ("parameters", "gradients", "optimizer")
+DEFAULT = TransformerConfig()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy at one world size. Bytes are those of the rank with the most; errors are relative to the
+    formula.
+
+    held, held_formula : model states at rest, after a step, in bytes.
+    sent, sent_formula : logical bytes that one rank sends in a step (on an ideal ring), mean over the ranks.
+    losses             : global mean loss of each step, in nats.
+    loss_error         : largest relative difference from the losses of one process on the whole batch.
+    agree              : all ranks end with the same weights.
+    seconds            : median of the steps after the first two that were not recorded, slowest rank; None
+                         when too few.
+    """
+
+    strategy: str
+    world_size: int
+    held: theory.States
+    held_formula: theory.States
+    sent: float
+    sent_formula: float
+    losses: tuple[float, ...]
+    loss_error: float
+    agree: bool
+    seconds: float | None
+
+    @property
+    def held_error(self) -> float:
+        return max(_error(getattr(self.held, name), getattr(self.held_formula, name)) for name in STATES)
+
+    @property
+    def sent_error(self) -> float:
+        return _error(self.sent, self.sent_formula)
+
+
+def compare(
+    strategies: Sequence[str] = ("single", "ddp"),
+    world_sizes: Sequence[int] = (1, 2, 4),
+    config: TransformerConfig = DEFAULT,
+    *,
+    steps: int = 6,
+    batch: int = 8,
+    timeout: float = 120.0,
+) -> list[Row]:
+    """Train every strategy at every world size on real ranks, and put what was measured beside the formulas.
+
+    One process on the whole batch is always run: it is what losses are compared with. A strategy that does
+    not communicate is listed for one rank only, since several would train several models.
+
+    Raises ValueError for an unknown strategy, or a world size that ``batch`` does not divide by;
+    LaunchError when a rank fails.
+    """
+    from chapter19_9.checks import check_batch
+    from chapter19_9.train import train
+    from d2l_utils import launch
+    from d2l_utils.device import check_world_size
+
+    if steps < 2:
+        raise ValueError(f"steps is {steps}: it must be at least 2, since the last one is recorded")
+    sizes = [check_world_size(n, "world_sizes") for n in world_sizes]
+    for n in sizes:
+        check_batch(batch, n)
+    wanted = [
+        (facts.name, n) for facts in map(get, strategies) for n in (sizes if facts.communicates else [1])
+    ]
+
+    def results(name: str, n: int) -> list[Result]:
+        run = launch(
+            train,
+            world_size=n,
+            timeout=timeout,
+            output="quiet",
+            strategy=name,
+            config=config,
+            steps=steps,
+            batch=batch,
+            record_step=steps - 1,
+        )
+        return run.results
+
+    states = theory.adamw_states(config)
+    reference = results("single", 1)
+    done = {("single", 1): reference}
+    for key in wanted:
+        if key not in done:
+            done[key] = results(*key)
+    return [_row(done[key], reference[0].losses, states) for key in wanted]
+
+
+def _row(ranks: list[Result], reference: list[float], states: theory.States) -> Row:
+    first, n = ranks[0], len(ranks)
+    timed = [max(result.seconds[i] for result in ranks) for i in range(2, len(first.seconds) - 1)]
+    events = [event for result in ranks for event in result.recording.events if event.kind == "collective"]
+    return Row(
+        strategy=first.strategy,
+        world_size=n,
+        held=theory.States(*(max(getattr(result.held, name) or 0 for result in ranks) for name in STATES)),
+        held_formula=theory.memory(first.strategy, states, n),
+        sent=sum(event.sent_bytes for event in events) / n,
+        sent_formula=theory.volume(first.strategy, states, n),
+        losses=tuple(first.losses),
+        loss_error=max(map(_error, first.losses, reference)),
+        agree=all(result.agree for result in ranks),
+        seconds=median(timed) if timed else None,
+    )
+
+
+def _error(measured: float, expected: float) -> float:
+    """Relative to what was expected; infinite when nothing was."""
+    if measured == expected:
+        return 0.0
+    return abs(measured - expected) / expected if expected else float("inf")
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The rows as text: bytes in MB (1e6), measured / formula, and the larger relative error in a state."""
+    head = (
+        "strategy",
+        "ranks",
+        "P",
+        "G",
+        "O",
+        "error",
+        "sent per rank",
+        "error",
+        "last loss",
+        "vs 1 process",
+        "agree",
+        "step",
+    )
+    lines: list[tuple[str, ...]] = [head]
+    for row in rows:
+        lines.append(
+            (
+                row.strategy,
+                str(row.world_size),
+                *(_pair(getattr(row.held, name), getattr(row.held_formula, name)) for name in STATES),
+                f"{row.held_error:.1%}",
+                _pair(row.sent, row.sent_formula),
+                f"{row.sent_error:.1%}",
+                f"{row.losses[-1]:.4f}",
+                f"{row.loss_error:.0e}" if row.loss_error else "same",
+                "yes" if row.agree else "NO",
+                "-" if row.seconds is None else f"{row.seconds * 1e3:.0f} ms",
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    text = [
+        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+    text.insert(1, "  ".join("-" * width for width in widths))
+    text.append(
+        "P, G, O: bytes of parameters, gradients, optimizer states on the fullest rank. "
+        "All bytes in MB (1e6), measured / formula."
+    )
+    return "\n".join(text)
+
+
+def _pair(measured: float, formula: float) -> str:
+    return f"{measured / 1e6:.3f} / {formula / 1e6:.3f}"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table for the command line's strategies and world sizes."""
+    parser = argparse.ArgumentParser(prog="python -m chapter19_9.compare", description=compare.__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--strategies", nargs="+", default=["single", "ddp"], metavar="NAME")
+    parser.add_argument("--world-sizes", nargs="+", type=int, default=[1, 2, 4], metavar="N")
+    parser.add_argument("--layers", type=int, default=DEFAULT.layers)
+    parser.add_argument("--width", type=int, default=DEFAULT.width)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--batch", type=int, default=8, help="samples in a step over all ranks")
+    given = parser.parse_args(arguments)
+    try:
+        config = TransformerConfig(layers=given.layers, width=given.width)
+        rows = compare(given.strategies, given.world_sizes, config, steps=given.steps, batch=given.batch)
+    except ValueError as error:
+        parser.error(str(error))
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
