@@ -1,5 +1,6 @@
 """The kernel's side of starting a launch: over the warm helper, or cold. Both give the same `Line` to the launch's supervisor."""
 
+import atexit
 import contextlib
 import json
 import os
@@ -109,6 +110,9 @@ class Helper:
     def close(self) -> None:
         """End the helper. Launches under way are not touched: each has its own line."""
         self.control.close()
+        if self.owner == os.getpid():
+            self.process.kill()
+            self.process.wait()
 
 
 _helper: Helper | None = None
@@ -120,8 +124,17 @@ def warm_helper() -> Helper:
     global _helper
     with _lock:
         if _helper is None or not _helper.alive():
+            if _helper is None:
+                atexit.register(_at_exit)
+            else:
+                _helper.close()
             _helper = Helper()
         return _helper
+
+
+def _at_exit() -> None:
+    if _helper is not None and _helper.owner == os.getpid():
+        discard(_helper)
 
 
 def discard(helper: Helper) -> None:

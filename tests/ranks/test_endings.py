@@ -1,0 +1,187 @@
+"""However a launch ends: the right message, results kept, the next launch works, nothing left. Warm and cold alike."""
+
+import threading
+import time
+
+import pytest
+from d2l_utils import LaunchError, LaunchStopped, LaunchTimeout, launch
+
+
+def end(how, culprit=1):
+    """Rank `culprit` ends as told; the others go into an all-reduce."""
+    import os
+    import signal
+    import sys
+    import threading
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == culprit:
+        if how == "raise":
+            raise ValueError("boom 中文 αβ")
+        if how == "segv":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "exit":
+            sys.exit(0)
+        if how == "exit status":
+            sys.exit(3)
+        if how == "_exit":
+            os._exit(0)
+        if how == "return":
+            return "early"
+        if how == "sleep":
+            time.sleep(100)
+        if how == "late":
+            threading.Thread(target=lambda: (time.sleep(0.3), os.kill(os.getpid(), signal.SIGABRT)), daemon=True).start()
+    if how == "stubborn":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if dist.get_rank() == culprit:
+            os._exit(5)
+    if how == "all":
+        raise KeyError("nobody has it")
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    if how == "children":
+        import subprocess
+
+        subprocess.Popen(["sleep", "321"], start_new_session=True)
+        if dist.get_rank() == culprit:
+            raise OSError("after starting a child")
+    return x.sum().item()
+
+
+def fails(**arguments):
+    with pytest.raises(LaunchError) as caught:
+        launch(end, world_size=2, **arguments)
+    return caught.value
+
+
+def works():
+    assert launch(end, world_size=2, how="well").results == [4.0, 4.0]
+
+
+def test_L06_L08_exception(way):
+    error = fails(how="raise")
+    first = error.message.splitlines()[0]
+    assert first == "rank 1 failed: ValueError: boom 中文 αβ"
+    assert 'raise ValueError("boom 中文 αβ")' in error.message and "line" in error.message and "in end" in error.message
+    assert "1 other rank failed only because of it" in error.message
+    assert "torch/" not in error.message and "worker.py" not in error.message
+    assert (error.rank, error.kind) == (1, "exception")
+    assert error.script.is_file()
+    works()
+
+
+def test_all_ranks_fail_alike():
+    error = fails(how="all")
+    assert "KeyError: 'nobody has it'" in error.message.splitlines()[0] and "1 other rank failed in the same way" in error.message
+
+
+@pytest.mark.parametrize(("how", "name"), [("segv", "SIGSEGV"), ("kill", "SIGKILL (often: out of memory)")])
+def test_L10_signal(way, how, name):
+    error = fails(how=how)
+    assert error.message.startswith(f"rank 1 was killed by {name}") and error.kind == "signal"
+    works()
+
+
+@pytest.mark.parametrize("how", ["exit", "_exit"])
+def test_L11_early_exit(way, how):
+    error = fails(how=how)
+    assert error.message.startswith("rank 1 exited before the others finished") and error.rank == 1
+
+
+def test_exit_status(way):
+    assert fails(how="exit status").message.startswith("rank 1 failed: sys.exit(3)")
+
+
+def test_skipped_collective_keeps_what_was_delivered(way):
+    error = fails(how="return")
+    assert "every rank must join every collective" in error.message.splitlines()[0]
+    assert error.results == [None, "early"]
+
+
+def test_timeout_names_who_did_not_join(way):
+    error = fails(how="sleep", timeout=2)
+    assert isinstance(error, LaunchTimeout)
+    first = error.message.splitlines()[0]
+    assert first.startswith("timed out after 2 s") and "rank 1 never joined the collective in which rank 0 waited" in first
+    works()
+
+
+def test_late_death_does_not_spoil_a_good_run(monkeypatch):
+    # the group's end is what a rank does after it has delivered: make it last until the signal comes
+    run = launch(dies_late, world_size=2)
+    assert run.results == [0, 1] and run.late_failures == {1: "SIGABRT"}
+
+
+def dies_late():
+    import os
+    import signal
+    import time
+
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    if rank == 1:
+        dist.destroy_process_group = lambda: (time.sleep(0.2), os.kill(os.getpid(), signal.SIGABRT))
+    return rank
+
+
+def test_rank_that_ignores_sigterm():
+    begun = time.monotonic()
+    assert "rank 1 exited with status 5" in fails(how="stubborn").message
+    assert time.monotonic() - begun < 15  # torchrun alone would wait for 30 s
+
+
+def test_children_of_ranks_end_too(way):
+    import psutil
+
+    fails(how="children")
+    sleeping = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "321"]]
+    assert not sleeping
+
+
+def test_stop_event(way):
+    stop, caught = threading.Event(), []
+
+    def target():
+        try:
+            launch(end, world_size=2, how="sleep", stop=stop)
+        except LaunchStopped as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    time.sleep(1.0)
+    stop.set()
+    thread.join(15)
+    assert not thread.is_alive() and caught[0].message.startswith("stopped")
+    works()
+
+
+def test_a_helper_that_died_is_replaced(monkeypatch):
+    from d2l_utils import helper
+
+    monkeypatch.setenv("D2L_LAUNCH", "warm")
+    works()
+    old = helper._helper.process
+    old.kill()
+    old.wait()
+    run = launch(end, world_size=2, how="well")
+    assert run.way == "warm" and helper._helper.process.pid != old.pid
+
+
+def test_warm_that_cannot_start_turns_cold_and_says_so(monkeypatch, capsys):
+    from d2l_utils import helper, launcher
+
+    def refuse(request):
+        raise helper.Unavailable("the test says no")
+
+    monkeypatch.setattr(helper, "start_warm", refuse)
+    monkeypatch.setattr(launcher, "_said", set())
+    assert launch(end, world_size=1, how="well").way == "cold"
+    assert "the test says no" in capsys.readouterr().out
