@@ -65,9 +65,9 @@ find_python() {
         done
     done
     if command -v uv >/dev/null 2>&1; then
-        try "$(uv python find '>=3.12,<3.15' 2>/dev/null)" && return
+        try "$(uv python find --system '>=3.12,<3.15' 2>/dev/null)" && return
         say "Asking uv for Python 3.12."
-        uv python install 3.12 >&2 && try "$(uv python find 3.12 2>/dev/null)" && return
+        uv python install 3.12 >&2 && try "$(uv python find --system 3.12 2>/dev/null)" && return
     fi
     die "This chapter needs Python 3.12, 3.13 or 3.14; none is on PATH, in pyenv's versions folder or with uv.$lacking" \
         "Get one: 'uv python install 3.12', 'pyenv install 3.12', or 'conda env create -f environment.yml && conda activate chapter19-9'." \
@@ -116,12 +116,16 @@ take_turn() {
     done
 }
 
+# A Python of an activated environment leads to the one it was made from: .venv itself may be about to go.
+outside='import sys; print(sys.executable if sys.prefix == sys.base_prefix else sys._base_executable)'
+
 make_environment() {
     # Neither a moved checkout nor a Python that is gone can be mended from inside.
     if [ -x "$python" ] && is_chosen && fits "$python" >/dev/null && "$python" -m pip --version >/dev/null 2>&1; then
         [ ! -f "$stamp" ] || [ "$(sed -n 3p "$stamp")" = "$here" ] && return
     fi
     [ -n "$base" ] || base=$(find_python)
+    base=$("$base" -c "$outside" </dev/null)
     what=$(fits "$base")
     say "Making .venv with Python ${what%% *} of ${what#* }: a few minutes and about 6 GB the first time."
     rm -rf .venv

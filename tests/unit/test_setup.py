@@ -32,6 +32,7 @@ DISGUISE = """
 import sys, sysconfig, importlib.util, importlib.metadata
 sys.version_info = {version}
 sys.base_prefix = "{home}"
+sys._base_executable = "{base}"
 sys.implementation.name = "{implementation}"
 sysconfig.get_config_var = lambda name: {free_threaded}
 find = importlib.util.find_spec
@@ -72,12 +73,14 @@ class Machine:
         free_threaded: bool = False,
         venv: bool = True,
         origin: str | None = None,
+        base: Path | None = None,
     ) -> Path:
         """Puts a pretended Python at a path, in `bin` if it is only a name."""
         numbers = (*map(int, version.split(".")), "final", 0)
         disguise = DISGUISE.format(
             version=numbers,
             home=f"/home of {version}",
+            base=base or self.bin / path,
             implementation=implementation,
             free_threaded=int(free_threaded),
             venv=venv,
@@ -348,6 +351,18 @@ def test_a_checkout_that_was_moved_gets_a_new_environment(machine: Machine) -> N
     machine.checkout = machine.checkout.rename(machine.checkout.with_name("moved"))
     status, out, _ = machine.run()
     assert (status, out) == (0, f"{machine.checkout}/.venv/bin/python\n")
+    assert machine.installs() == 2
+
+
+def test_an_environment_is_never_made_from_itself(machine: Machine) -> None:
+    base = machine.python("python3.12", "3.12.1")
+    machine.run()
+    activated = machine.checkout / ".venv" / "bin"
+    machine.python(activated / "python", "3.12.1", base=base)
+    shutil.copy(activated / "python", activated / "python3.12")
+    (machine.checkout / ".venv" / ".set-up").write_text("of a checkout that was moved")
+    status, out, err = machine.run(PATH=f"{activated}:{machine.environ['PATH']}")
+    assert (status, out) == (0, f"{activated}/python\n"), err
     assert machine.installs() == 2
 
 
