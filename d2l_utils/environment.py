@@ -39,7 +39,9 @@ def threads_per_rank(ranks: int, environ: Mapping[str, str]) -> int:
     return int(wish) if wish.isdigit() and int(wish) > 0 else max(1, cores() // ranks)
 
 
-def for_ranks(environ: Mapping[str, str], ranks: int, folder: str, device_type: str, import_path: list[str]) -> dict[str, str]:
+def for_ranks(
+    environ: Mapping[str, str], ranks: int, folder: str, device_type: str, import_path: list[str]
+) -> dict[str, str]:
     """The environment that the agents and ranks of a single-host launch get.
 
     environ: the kernel's. ranks: world size. folder: where ranks leave output and results. device_type: from `device.choose`.
@@ -55,6 +57,7 @@ def for_ranks(environ: Mapping[str, str], ranks: int, folder: str, device_type: 
         OMP_NUM_THREADS=str(threads),  # set, so that torchrun prints no banner about it
         GLOO_SOCKET_IFNAME=interface,  # an inherited value may name an interface that is not there (L13)
         NCCL_SOCKET_IFNAME=interface,
+        PET_LOG_DIR=folder,  # torchrun makes a folder for its own logs and never removes it: let it be in ours
         TORCH_ELASTIC_SHUTDOWN_TIMEOUT="3",  # a rank that ignores SIGTERM would otherwise hold torchrun for 30 s
         PYTHONUTF8="1",
         PYTHONIOENCODING="utf-8",

@@ -63,7 +63,7 @@ _FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: (\d
 def exit_codes(agent_logs: list[str], states: list[RankState]) -> dict[int, int]:
     """Exit codes by rank of the processes that torchrun saw fail first (negative: the signal that killed it)."""
     by_pid = {state.pid: state.rank for state in states if state.pid}
-    found = {}
+    found: dict[int, int] = {}
     for log in agent_logs:
         for code, _, pid in _FAILED.findall(log):
             if int(pid) in by_pid:
@@ -92,7 +92,7 @@ def diagnose(ending: Ending) -> LaunchError | None:
     codes = exit_codes(ending.agent_logs, states)
     killed = {rank: code for rank, code in codes.items() if code < 0 and not states[rank].error}
     silent = {rank: code for rank, code in codes.items() if code > 0 and not states[rank].error and rank not in killed}
-    if first is not None:
+    if first is not None and first.error:
         text = f"rank {first.rank} failed: {first.error['summary']}\n\n{first.error['traceback']}"
         return LaunchError(text + _others(states, first), rank=first.rank)
     if killed and not (ending.timed_out is not None and set(killed.values()) <= {-signal.SIGTERM}):
@@ -106,24 +106,32 @@ def diagnose(ending: Ending) -> LaunchError | None:
         return LaunchError(text + _others(states, states[rank]), rank=rank, kind="exit")
     gone = [s.rank for s in states if s.exited or (s.rank in ending.early and not s.error)]
     if gone:
-        return LaunchError(f"{_ranks(gone)} exited before the others finished" + _others(states, states[gone[0]]), rank=gone[0], kind="exit")
-    echoes = [s for s in states if s.error]
+        return LaunchError(
+            f"{_ranks(gone)} exited before the others finished" + _others(states, states[gone[0]]),
+            rank=gone[0],
+            kind="exit",
+        )
+    echoes = [(s, s.error) for s in states if s.error]
     early = [s.rank for s in states if s.delivered]
     if echoes and early:
         text = (
-            f"{_ranks(early)} returned before the others finished, while {_ranks([s.rank for s in echoes])} still waited in a collective: "
+            f"{_ranks(early)} returned before the others finished, while {_ranks([s.rank for s, _ in echoes])} still waited in a collective: "
             "every rank must join every collective"
         )
-        return LaunchError(f"{text}\n\n{echoes[0].error['traceback']}", rank=early[0], kind="exit")
+        return LaunchError(f"{text}\n\n{echoes[0][1]['traceback']}", rank=early[0], kind="exit")
     if ending.timed_out is not None:
         return LaunchTimeout(_timeout_text(states, ending.timed_out), rank=next(iter(_absent(states)), None))
     if echoes:
-        text = f"rank {echoes[0].rank} failed: {echoes[0].error['summary']}\n\n{echoes[0].error['traceback']}"
-        return LaunchError(text + _others(states, echoes[0]), rank=echoes[0].rank)
+        state, error = echoes[0]
+        text = f"rank {state.rank} failed: {error['summary']}\n\n{error['traceback']}"
+        return LaunchError(text + _others(states, state), rank=state.rank)
     if ending.supervisor_died:
         return LaunchError("the launch's own supervisor process was killed; its ranks ended with it", kind="start")
     log = "\n".join(log.strip() for log in ending.agent_logs if log.strip())
-    return LaunchError("torchrun ended before any rank had started\n\n" + (log[-3000:] or "(it printed nothing)"), kind="start")
+    return LaunchError(
+        "torchrun ended before any rank had started\n\n" + (log[-3000:] or "(it printed nothing)"),
+        kind="start",
+    )
 
 
 def _timeout_text(states: list[RankState], seconds: float) -> str:
@@ -132,9 +140,19 @@ def _timeout_text(states: list[RankState], seconds: float) -> str:
     absent = _absent(states)
     lines = [f"timed out after {seconds:g} s: {_ranks([s.rank for s in unfinished])} had not finished"]
     if absent and waiting:
-        lines[0] += f"; {_ranks(absent)} never joined the collective in which {_ranks([s.rank for s in waiting])} waited"
+        lines[0] += (
+            f"; {_ranks(absent)} never joined the collective in which {_ranks([s.rank for s in waiting])} waited"
+        )
     for state in states:
-        where = "had returned" if state.delivered else f"was at {state.where}" if state.where else "had not started" if not state.pid else ""
+        where = (
+            "had returned"
+            if state.delivered
+            else f"was at {state.where}"
+            if state.where
+            else "had not started"
+            if not state.pid
+            else ""
+        )
         if where:
             lines.append(f"  rank {state.rank} {where}")
     lines.append("The limit is the argument `timeout`, in seconds.")
@@ -150,7 +168,8 @@ def _absent(states: list[RankState]) -> list[int]:
 def _others(states: list[RankState], culprit: RankState) -> str:
     count = sum(not s.delivered and s.rank != culprit.rank for s in states)
     alike = sum(
-        bool(culprit.error and s.error and s.rank != culprit.rank and s.error["summary"] == culprit.error["summary"]) for s in states
+        bool(culprit.error and s.error and s.rank != culprit.rank and s.error["summary"] == culprit.error["summary"])
+        for s in states
     )
     text = ""
     if alike:

@@ -13,7 +13,9 @@ _PREFIX = "d2l-"
 _OWNER = "owner.pid"
 _lock = threading.Lock()
 _numbers = itertools.count(1)
-_base: tuple[int, Path] | None = None  # with the pid: a fork of this process must not use, or remove, its parent's folder
+_base: tuple[int, Path] | None = (
+    None  # with the pid: a fork of this process must not use, or remove, its parent's folder
+)
 
 
 def base() -> Path:
@@ -58,5 +60,9 @@ def _sweep(mine: Path) -> None:
     for folder in mine.parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError, ValueError):
             owner = int((folder / _OWNER).read_text())
-            if folder != mine and (not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid()) and not psutil.pid_exists(owner):
+            if (
+                folder != mine
+                and (not hasattr(os, "getuid") or folder.stat().st_uid == os.getuid())
+                and not psutil.pid_exists(owner)
+            ):
                 remove(folder)

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from d2l_utils import environment, folders
 
@@ -26,15 +26,16 @@ class Unavailable(RuntimeError):
 class Line:
     """The kernel's end of its line to one launch's supervisor. Closing it, even by dying, ends the launch."""
 
-    def __init__(self, reader: BinaryIO, writer: BinaryIO) -> None:
+    def __init__(self, reader: IO[bytes], writer: IO[bytes]) -> None:
         self._writer, self._lock = writer, threading.Lock()
-        self.ended, self.record = threading.Event(), None
+        self.ended = threading.Event()
+        self.record: dict[str, Any] | None = None
         threading.Thread(target=self._listen, args=(reader,), daemon=True, name="d2l-launch").start()
 
-    def _listen(self, reader: BinaryIO) -> None:
+    def _listen(self, reader: IO[bytes]) -> None:
         with contextlib.suppress(OSError, ValueError):
             text = reader.readline()
-            self.record: dict[str, Any] | None = json.loads(text) if text else None
+            self.record = json.loads(text) if text else None
         self.ended.set()
         with contextlib.suppress(OSError):
             reader.close()
@@ -75,7 +76,12 @@ class Helper:
         if "PYTHONPATH" in os.environ:
             env["PYTHONPATH"] = os.environ["PYTHONPATH"]
         # Thread pools that libraries start on import would make forking unsafe.
-        return env | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMEXPR_NUM_THREADS": "1"}
+        return env | {
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "MKL_NUM_THREADS": "1",
+            "NUMEXPR_NUM_THREADS": "1",
+        }
 
     def alive(self) -> bool:
         return self.owner == os.getpid() and self.process.poll() is None
@@ -91,7 +97,9 @@ class Helper:
                         raise Unavailable("the warm helper ended while it imported torch")
                     state = json.loads(message)
                     if state["threads"] != 1 or state["accelerator"]:
-                        raise Unavailable(f"the warm helper holds {state['threads']} threads or an accelerator: forking it is not safe")
+                        raise Unavailable(
+                            f"the warm helper holds {state['threads']} threads or an accelerator: forking it is not safe"
+                        )
                     self.ready = True
                 elif time.monotonic() > deadline:
                     raise Unavailable(f"the warm helper was not ready within {_READY_SECONDS:.0f} s")

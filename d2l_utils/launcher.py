@@ -117,7 +117,9 @@ def launch(
             way=way,
             seconds=time.perf_counter() - begun,
             folder=folder,
-            late_failures={rank: _ended(code) for rank, code in errors.exit_codes(ending.agent_logs, ending.states).items()},
+            late_failures={
+                rank: _ended(code) for rank, code in errors.exit_codes(ending.agent_logs, ending.states).items()
+            },
         )
     else:
         problem.results, problem.output, problem.script = results, _texts(folder, size), script
@@ -148,7 +150,12 @@ def command_for(script: list[str], world_size: int, nodes: int, python: str) -> 
     launcher = [python, "-m", "torch.distributed.run"]
     if nodes == 1:
         return join([*launcher, "--standalone", f"--nproc-per-node={world_size}", *script])
-    meet = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:29400", "--rdzv-id=lesson", "--local-addr=127.0.0.1"]
+    meet = [
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:29400",
+        "--rdzv-id=lesson",
+        "--local-addr=127.0.0.1",
+    ]
     one = join([*launcher, f"--nnodes={nodes}", f"--nproc-per-node={world_size // nodes}", *meet, *script])
     return " & ".join([one] * nodes) + " & wait"
 
@@ -184,7 +191,9 @@ def _check(size: int, nodes: Any, timeout: Any, output: Any, stop: Any) -> None:
         raise TypeError(f"stop is a {type(stop).__name__}: allowed is a threading.Event")
 
 
-def _script_text(function: Any, uses: list[Any], arguments: dict[str, Any], size: int, nodes: int) -> tuple[str, str | None]:
+def _script_text(
+    function: Any, uses: list[Any], arguments: dict[str, Any], size: int, nodes: int
+) -> tuple[str, str | None]:
     """The script's file name and text; for a script of the reader's own its path and None."""
     if isinstance(function, str | os.PathLike):
         path = Path(function).resolve()
@@ -199,7 +208,9 @@ def _script_text(function: Any, uses: list[Any], arguments: dict[str, Any], size
     return name, source.script_for(function, uses, arguments, command_for([name], size, nodes, "python"))
 
 
-def _start(folder: Path, script: list[str], size: int, nodes: int, choice: Choice, why_cold: str | None) -> tuple[helper.Line, str]:
+def _start(
+    folder: Path, script: list[str], size: int, nodes: int, choice: Choice, why_cold: str | None
+) -> tuple[helper.Line, str]:
     env = environment.for_ranks(os.environ, size, str(folder), choice.device_type, sys.path)
     request = folder / "request.json"
 
@@ -219,7 +230,9 @@ def _start(folder: Path, script: list[str], size: int, nodes: int, choice: Choic
     return helper.start_cold(request, env), "cold"
 
 
-def _follow(line: helper.Line, folder: Path, size: int, timeout: float, mode: str, stop: threading.Event | None) -> errors.Ending:
+def _follow(
+    line: helper.Line, folder: Path, size: int, timeout: float, mode: str, stop: threading.Event | None
+) -> errors.Ending:
     """Reprint output until the launch ends; end it at the deadline, on `stop`, and some time after a rank failed."""
     ending = errors.Ending(states=[], agent_logs=[])
     printer = output.Reprinter(folder, size, mode)

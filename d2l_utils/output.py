@@ -5,17 +5,21 @@ import sys
 import time
 from collections import deque
 from pathlib import Path
+from typing import BinaryIO
 
 from d2l_utils import ranks
 
-HEAD = TAIL = 1000  # lines shown of a launch that prints more than both together; JupyterLab drops what comes much faster
+HEAD = TAIL = (
+    1000  # lines shown of a launch that prints more than both together; JupyterLab drops what comes much faster
+)
 
 
 class _Lines:
     """Cuts one rank's growing log into whole lines. A line that a progress bar rewrote with \\r is its last state."""
 
     def __init__(self, log: Path) -> None:
-        self.log, self.file = log, None
+        self.log = log
+        self.file: BinaryIO | None = None
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self.rest = ""
 

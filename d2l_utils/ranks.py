@@ -3,6 +3,7 @@
 Files are renamed into place, so that a reader never sees half of one.
 """
 
+import contextlib
 import json
 import os
 import pickle
@@ -56,8 +57,14 @@ class RankState:
 def is_library(file: str) -> bool:
     """Whether a frame of this file is torch's, Python's or the launcher's, not the reader's."""
     here = os.path.dirname(os.path.abspath(__file__))
-    launcher = os.path.dirname(os.path.abspath(file)) == here and os.path.basename(file) in ("worker.py", "supervisor.py", "warm.py")
-    return launcher or "site-packages" in file or "dist-packages" in file or file.startswith("<frozen") or _in_stdlib(file)
+    launcher = os.path.dirname(os.path.abspath(file)) == here and os.path.basename(file) in (
+        "worker.py",
+        "supervisor.py",
+        "warm.py",
+    )
+    return (
+        launcher or "site-packages" in file or "dist-packages" in file or file.startswith("<frozen") or _in_stdlib(file)
+    )
 
 
 def _in_stdlib(file: str) -> bool:
@@ -86,14 +93,10 @@ def read(folder: Path, rank: int) -> RankState:
         state.pid = int(path(folder, rank, "pid").read_text())
     except (FileNotFoundError, ValueError):
         return state
-    try:
+    with contextlib.suppress(FileNotFoundError):
         state.error = json.loads(path(folder, rank, "error").read_bytes())
-    except FileNotFoundError:
-        pass
-    try:
+    with contextlib.suppress(FileNotFoundError):
         state.stack = path(folder, rank, "stack").read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        pass
     return state
 
 

@@ -37,7 +37,9 @@ def create(params: Any) -> Any:
 
         def next_rendezvous(self) -> Any:
             if self._store is None:
-                options: dict[str, Any] = {"use_libuv": sys.platform != "win32"}  # torch for Windows is built without libuv
+                options: dict[str, Any] = {
+                    "use_libuv": sys.platform != "win32"
+                }  # torch for Windows is built without libuv
                 if node == 0:
                     listener = socket.create_server(("127.0.0.1", 0))
                     self.master_port = listener.getsockname()[1]
@@ -49,7 +51,13 @@ def create(params: Any) -> Any:
                 else:
                     self.master_port = wait_for_port(folder)
                 self._store = TCPStore(
-                    self.master_addr, self.master_port, self.world_size, node == 0, self.timeout, multi_tenant=True, **options
+                    self.master_addr,
+                    self.master_port,
+                    self.world_size,
+                    node == 0,
+                    self.timeout,
+                    multi_tenant=True,
+                    **options,
                 )
             return super().next_rendezvous()
 

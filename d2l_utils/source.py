@@ -5,8 +5,8 @@ import importlib
 import inspect
 import linecache
 import math
-import sys
 import symtable
+import sys
 import textwrap
 import types
 from collections.abc import Callable, Iterable
@@ -40,7 +40,11 @@ def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dic
             parts.append(text)
     call = ", ".join([function.__name__, *(f"{name}={text}" for name, text in values.items())])
     safe = command.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
-    lines = [f'"""{function.__name__} on every rank. Run it with:\n\n    {safe}\n"""', "\n".join(sorted(imports)), *parts]
+    lines = [
+        f'"""{function.__name__} on every rank. Run it with:\n\n    {safe}\n"""',
+        "\n".join(sorted(imports)),
+        *parts,
+    ]
     main = f'if __name__ == "__main__":\n    from d2l_utils.worker import run\n\n    run({call})'
     return "\n\n\n".join(part for part in [*lines, main] if part) + "\n"
 
@@ -55,7 +59,11 @@ def check_callable(function: Any) -> None:
     if function.__code__.co_freevars:
         names = ", ".join(function.__code__.co_freevars)
         raise TypeError(f"{_ACCEPTED}; {name} is a closure over {names}: pass them as keyword arguments instead")
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    if (
+        inspect.iscoroutinefunction(function)
+        or inspect.isgeneratorfunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
         raise TypeError(f"{_ACCEPTED}; {name} is a generator or coroutine: a rank must return its result")
 
 
@@ -64,7 +72,9 @@ def check_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> 
     try:
         inspect.signature(function).bind(**arguments)
     except TypeError as error:
-        raise TypeError(f"{function.__name__}{inspect.signature(function)} cannot be called with {sorted(arguments)}: {error}") from None
+        raise TypeError(
+            f"{function.__name__}{inspect.signature(function)} cannot be called with {sorted(arguments)}: {error}"
+        ) from None
 
 
 def importable(item: Any) -> bool:
@@ -87,7 +97,9 @@ def literal(value: Any, imports: set[str], what: str) -> str:
             return f"({', '.join(items)}{',' * (len(items) == 1)})"
         return f"[{', '.join(items)}]"
     if type(value) is dict:
-        return "{" + ", ".join(f"{literal(k, imports, what)}: {literal(v, imports, what)}" for k, v in value.items()) + "}"
+        return (
+            "{" + ", ".join(f"{literal(k, imports, what)}: {literal(v, imports, what)}" for k, v in value.items()) + "}"
+        )
     if is_dataclass(value) and not isinstance(value, type) and importable(type(value)):
         imports.add(f"from {type(value).__module__} import {type(value).__name__}")
         inner = [f"{f.name}={literal(getattr(value, f.name), imports, what)}" for f in fields(value) if f.init]
@@ -152,11 +164,15 @@ def resolve_globals(item: Any, text: str, helpers: dict[str, Any], imports: set[
             alias = "" if value.__name__ == name else f" as {name}"
             imports.add(f"from {value.__module__} import {value.__name__}{alias}")
         elif isinstance(value, type | types.FunctionType):
-            raise TypeError(f"{item.__name__} names {name}, which is defined in the notebook: pass uses=[{name}] so that the script has it")
+            raise TypeError(
+                f"{item.__name__} names {name}, which is defined in the notebook: pass uses=[{name}] so that the script has it"
+            )
         elif getattr(value, "__module__", None) and _reexported(value, name):
             imports.add(f"from {value.__module__} import {name}")
         else:
-            raise TypeError(f"{item.__name__} reads the notebook's variable {name!r}: pass it as a keyword argument instead")
+            raise TypeError(
+                f"{item.__name__} reads the notebook's variable {name!r}: pass it as a keyword argument instead"
+            )
 
 
 def _import_as(module: types.ModuleType, name: str) -> str:

@@ -57,12 +57,14 @@ class Channel:
             self.kernel_gone = True
         self.stop.set()
 
-    def ended(self, record: dict[str, Any]) -> None:
+    def ended(self, record: dict[str, Any]) -> bool:
+        """Tell the kernel. False when it is not there to hear."""
         try:
             self.writer.write(json.dumps(record).encode() + b"\n")
             self.writer.flush()
         except OSError:
-            self.kernel_gone = True
+            return False
+        return True
 
 
 def fork_agent(arguments: list[str], request: dict[str, Any], log: str) -> int:
@@ -103,8 +105,10 @@ def start_agent(arguments: list[str], request: dict[str, Any], log: str) -> int:
     """Start `python -m torch.distributed.run`. Returns its pid."""
     with open(log, "ab") as output:
         command = [sys.executable, "-m", "torch.distributed.run", *arguments]
-        linux = {"preexec_fn": die_with_parent} if sys.platform == "linux" else {}
-        agent = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=request["env"], **linux)
+        linux: dict[str, Any] = {"preexec_fn": die_with_parent} if sys.platform == "linux" else {}
+        agent = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=request["env"], **linux
+        )
     _started[agent.pid] = agent
     return agent.pid
 
@@ -181,7 +185,10 @@ def run(request: dict[str, Any], line: Any, warm: bool) -> int:
     os.environ.clear()
     os.environ.update(request["env"])
     start = fork_agent if warm else start_agent
-    agents = [start(arguments, request, os.path.join(folder, f"agent{i}.log")) for i, arguments in enumerate(request["agents"])]
+    agents = [
+        start(arguments, request, os.path.join(folder, f"agent{i}.log"))
+        for i, arguments in enumerate(request["agents"])
+    ]
     # Only after the forks: this process must have no thread when it forks.
     channel = Channel(line.makefile("rb"), line.makefile("wb")) if warm else Channel(line[0], line[1])
     statuses: dict[int, int] = {}
@@ -194,8 +201,8 @@ def run(request: dict[str, Any], line: Any, warm: bool) -> int:
     if channel.dump.is_set():
         dump_stacks(folder)
     left = kill_all()
-    channel.ended({"statuses": [statuses.get(pid) for pid in agents], "left": left})
-    if channel.kernel_gone:
+    gone = channel.kernel_gone  # asked before the last word: a kernel that has heard it hangs up too
+    if gone or not channel.ended({"statuses": [statuses.get(pid) for pid in agents], "left": left}):
         shutil.rmtree(folder, ignore_errors=True)
     return 0
 

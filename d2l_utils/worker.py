@@ -119,7 +119,9 @@ def portable(value: Any, where: str = "the result") -> Any:
 
 def _importable(value: Any, where: str) -> Any:
     if type(value).__module__ == "__main__":
-        raise TypeError(f"{where} is a {type(value).__name__} of the script, which the notebook cannot import: return a dict instead")
+        raise TypeError(
+            f"{where} is a {type(value).__name__} of the script, which the notebook cannot import: return a dict instead"
+        )
     return value
 
 
@@ -197,12 +199,17 @@ def _trim(part: traceback.TracebackException) -> None:
         return
     below = len(part.stack) - own[-1] - 1
     called = [i for i, frame in enumerate(part.stack) if _is_ours(frame) and frame.name == "run"]
-    first = called[-1] + 1 if called and called[-1] < own[-1] else own[0]  # the call that launch wrote is not the reader's
+    first = (
+        called[-1] + 1 if called and called[-1] < own[-1] else own[0]
+    )  # the call that launch wrote is not the reader's
     kept = [frame for frame in part.stack[first : own[-1] + 1] if not _is_ours(frame)]
     del part.stack[:]
     part.stack.extend(kept)
     if below:
-        part.__notes__ = [*(part.__notes__ or []), f"({below} more frame{'s' * (below > 1)} inside libraries)"]
+        part.__notes__ = [
+            *(part.__notes__ or []),
+            f"({below} more frame{'s' * (below > 1)} inside libraries)",
+        ]
 
 
 def _is_ours(frame: traceback.FrameSummary) -> bool:

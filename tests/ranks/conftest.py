@@ -3,8 +3,8 @@
 import os
 
 import pytest
-from d2l_utils import folders, helper
 
+from d2l_utils import folders, helper
 from tests.ranks.leftovers import none_left
 
 

@@ -13,7 +13,9 @@ def processes_of(folder):
             line = process.cmdline()
             own = any(str(folder) in part for part in line) and process.status() != psutil.STATUS_ZOMBIE
             # forks of the helper show its command line: the helper itself is the one that a launching process started
-            if own and not (line[1:3] and line[2].endswith("warm.py") and "warm.py" not in " ".join(process.parent().cmdline())):
+            if own and not (
+                line[1:3] and line[2].endswith("warm.py") and "warm.py" not in " ".join(process.parent().cmdline())
+            ):
                 found.append(process)
         except (psutil.Error, AttributeError):
             continue

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+
 from d2l_utils import LaunchError, LaunchStopped, LaunchTimeout, launch
 
 
@@ -36,7 +37,9 @@ def end(how, culprit=1):
         if how == "sleep":
             time.sleep(100)
         if how == "late":
-            threading.Thread(target=lambda: (time.sleep(0.3), os.kill(os.getpid(), signal.SIGABRT)), daemon=True).start()
+            threading.Thread(
+                target=lambda: (time.sleep(0.3), os.kill(os.getpid(), signal.SIGABRT)), daemon=True
+            ).start()
     if how == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if dist.get_rank() == culprit:
@@ -78,7 +81,10 @@ def test_L06_L08_exception(way):
 
 def test_all_ranks_fail_alike():
     error = fails(how="all")
-    assert "KeyError: 'nobody has it'" in error.message.splitlines()[0] and "1 other rank failed in the same way" in error.message
+    assert (
+        "KeyError: 'nobody has it'" in error.message.splitlines()[0]
+        and "1 other rank failed in the same way" in error.message
+    )
 
 
 @pytest.mark.parametrize(("how", "name"), [("segv", "SIGSEGV"), ("kill", "SIGKILL (often: out of memory)")])
@@ -108,7 +114,9 @@ def test_timeout_names_who_did_not_join(way):
     error = fails(how="sleep", timeout=2)
     assert isinstance(error, LaunchTimeout)
     first = error.message.splitlines()[0]
-    assert first.startswith("timed out after 2 s") and "rank 1 never joined the collective in which rank 0 waited" in first
+    assert (
+        first.startswith("timed out after 2 s") and "rank 1 never joined the collective in which rank 0 waited" in first
+    )
     works()
 
 

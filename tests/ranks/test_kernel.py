@@ -137,7 +137,9 @@ def test_restart_and_kill_leave_nothing(kernel):
 @pytest.mark.parametrize("way", ["warm", "cold"])
 def test_a_killed_test_runner_leaves_no_rank(tmp_path, way):
     script = tmp_path / "runner.py"
-    script.write_text(SETUP + "\nif __name__ == '__main__':\n    print(flush=True)\n    launch(endless, world_size=2)\n")
+    script.write_text(
+        SETUP + "\nif __name__ == '__main__':\n    print(flush=True)\n    launch(endless, world_size=2)\n"
+    )
     env = {**os.environ, "D2L_LAUNCH": way}
     runner = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=env)
     folder = runner.stdout.readline().strip()
@@ -159,7 +161,9 @@ def test_error_in_a_cell_is_the_readers_own(kernel):
 def test_L31_current_source_of_cells(kernel):
     k = kernel()
     k.run(SETUP)
-    k.run("import math\nclass Box:\n    size = 1\n    def __init__(self, n):\n        self.n = n\ndef f(n):\n    return Box(n).n + math.floor(0.5)")
+    k.run(
+        "import math\nclass Box:\n    size = 1\n    def __init__(self, n):\n        self.n = n\ndef f(n):\n    return Box(n).n + math.floor(0.5)"
+    )
     _, name, text = k.run("launch(f, world_size=1, n=1)")
     assert name == "TypeError" and "uses=[Box]" in text
     assert "[1]" in k.run("print(launch(f, uses=[Box], world_size=1, n=1).results)")[0]
@@ -181,7 +185,10 @@ def test_edited_module_is_never_stale(kernel, tmp_path):
     module = tmp_path / "edited_lesson.py"
     module.write_text("def answer():\n    return 1\n")
     k = kernel()
-    k.run(SETUP + f"\nimport sys; sys.path.insert(0, {str(tmp_path)!r}); sys.dont_write_bytecode = True\nimport edited_lesson")
+    k.run(
+        SETUP
+        + f"\nimport sys; sys.path.insert(0, {str(tmp_path)!r}); sys.dont_write_bytecode = True\nimport edited_lesson"
+    )
     assert "[1, 1]" in k.run("print(launch(edited_lesson.answer, world_size=2).results)")[0]
     module.write_text("def answer():\n    return 2222\n")
     assert "[2222, 2222]" in k.run("print(launch(edited_lesson.answer, world_size=2).results)")[0]
@@ -190,7 +197,9 @@ def test_edited_module_is_never_stale(kernel, tmp_path):
 def test_L18_threads_of_the_kernel_do_not_matter(kernel):
     k = kernel()
     k.run(SETUP)
-    text, name, _ = k.run("import torch\na = torch.randn(512, 512)\n(a @ a).sum()\nprint(launch(own, world_size=2, number=1).results)")
+    text, name, _ = k.run(
+        "import torch\na = torch.randn(512, 512)\n(a @ a).sum()\nprint(launch(own, world_size=2, number=1).results)"
+    )
     assert name is None and "[2.0, 2.0]" in text
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+
 from d2l_utils import launch, output
 
 

@@ -1,0 +1,136 @@
+"""The script that launch writes: what is accepted, what it holds, and what is refused before any process starts (L31)."""
+
+import ast
+import math
+from dataclasses import dataclass
+
+import pytest
+
+from d2l_utils import launch, source
+
+
+@dataclass(frozen=True)
+class Config:
+    width: int = 4
+    names: tuple = ("a",)
+
+
+def helper():
+    return 1
+
+
+def plain(scale, config=None):
+    """A reader's function."""
+    return scale
+
+
+def test_a_function_of_a_module_is_imported():
+    text = source.script_for(plain, [], {"scale": 1.5}, "torchrun plain.py")
+    assert f"from {__name__} import plain" in text and text.rstrip().endswith("run(plain, scale=1.5)")
+    assert ast.get_docstring(ast.parse(text)).endswith("torchrun plain.py")
+
+
+def test_a_local_function_brings_its_source_and_imports():
+    def local(n):
+        return math.sqrt(n) + helper() + Config().width
+
+    text = source.script_for(local, [], {"n": 4}, "torchrun local.py")
+    assert (
+        "import math\n" in text
+        and f"from {__name__} import helper" in text
+        and f"from {__name__} import Config" in text
+    )
+    assert "def local(n):\n    return math.sqrt(n)" in text
+
+
+@pytest.mark.parametrize("value", [1, -2.5, "a'b\"\n", True, None, b"x", [1, (2,), {"k": [None]}], (), 1e-300])
+def test_literals_come_back(value):
+    assert ast.literal_eval(source.literal(value, set(), "argument 'x'")) == value
+
+
+def test_not_finite_numbers_and_dataclasses():
+    imports = set()
+    assert (
+        math.isnan(eval(source.literal(float("nan"), imports, "x")))
+        and eval(source.literal(-math.inf, imports, "x")) == -math.inf
+    )
+    assert source.literal(Config(8), imports, "x") == "Config(width=8, names=('a',))"
+    assert imports == {f"from {__name__} import Config"}
+
+
+@pytest.mark.parametrize("value", [object(), {1, 2}, plain, Config, 1j])
+def test_what_cannot_be_written_is_named(value):
+    with pytest.raises(TypeError, match=r"argument 'x' is a .*numbers, strings"):
+        source.literal(value, set(), "argument 'x'")
+
+
+def closure():
+    n = 3
+
+    def inner():
+        return n
+
+    return inner
+
+
+async def coroutine():
+    pass
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda: 1, "lambda"),
+        (closure(), "closure over n"),
+        (print, "builtin"),
+        (Config, "type"),
+        (Config(), "Config"),
+        ("".join, "builtin"),
+        (coroutine, "coroutine"),
+        (3, "int"),
+        (None, "NoneType"),
+    ],
+)
+def test_L31_what_is_not_accepted(function, words):
+    with pytest.raises(TypeError, match=words) as caught:
+        launch(function, world_size=1)
+    assert "launch takes a function of an installed module" in str(caught.value)
+
+
+def test_arguments_must_fit():
+    with pytest.raises(TypeError, match=r"plain\(scale, config=None\) cannot be called with \['size'\]"):
+        launch(plain, world_size=1, size=3)
+
+
+def test_no_such_script():
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.py"):
+        launch("nowhere.py", world_size=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"timeout": 0}, "timeout is 0"),
+        ({"timeout": "5"}, "timeout is '5'"),
+        ({"timeout": True}, "timeout is True"),
+        ({"timeout": math.inf}, "timeout is inf"),
+        ({"nodes": 3}, "nodes is 3"),
+        ({"nodes": 0}, "nodes is 0"),
+        ({"output": "loud"}, "output is 'loud'"),
+        ({"world_size": 0}, "world_size is 0"),
+        ({"world_size": -1}, "world_size is -1"),
+        ({"world_size": 1.5}, "world_size is 1.5"),
+        ({"world_size": "2"}, "world_size is '2'"),
+        ({"world_size": True}, "world_size is True"),
+        ({"world_size": 500}, "world_size is 500"),
+    ],
+)
+def test_L23_L24_bad_arguments_before_any_process(arguments, words, monkeypatch):
+    import subprocess
+
+    def started(*_, **__):
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(subprocess, "Popen", started)
+    with pytest.raises(ValueError, match=words):
+        launch(plain, **({"world_size": 4} | arguments), scale=1)
