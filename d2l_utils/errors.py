@@ -88,7 +88,8 @@ def diagnose(ending: Ending) -> LaunchError | None:
         return None
     if ending.stopped:
         return LaunchStopped(f"stopped; {_count(len(missing), 'rank')} had not finished")
-    first = min((s for s in states if s.error and not s.error["echo"]), key=lambda s: s.error["time"], default=None)
+    causes = [(s.error["time"], s.rank) for s in states if s.error and not s.error["echo"]]
+    first = states[min(causes)[1]] if causes else None
     codes = exit_codes(ending.agent_logs, states)
     killed = {rank: code for rank, code in codes.items() if code < 0 and not states[rank].error}
     silent = {rank: code for rank, code in codes.items() if code > 0 and not states[rank].error and rank not in killed}
@@ -115,8 +116,8 @@ def diagnose(ending: Ending) -> LaunchError | None:
     early = [s.rank for s in states if s.delivered]
     if echoes and early:
         text = (
-            f"{_ranks(early)} returned before the others finished, while {_ranks([s.rank for s, _ in echoes])} still waited in a collective: "
-            "every rank must join every collective"
+            f"{_ranks(early)} returned before the others finished, while {_ranks([s.rank for s, _ in echoes])} "
+            "still waited in a collective: every rank must join every collective"
         )
         return LaunchError(f"{text}\n\n{echoes[0][1]['traceback']}", rank=early[0], kind="exit")
     if ending.timed_out is not None:

@@ -66,15 +66,16 @@ class Helper:
                 pass_fds=[theirs.fileno()],
                 start_new_session=True,  # the stop button signals the kernel's group: the helper must not die of it
                 cwd=folder,
-                env=self._env(),
+                env=self._env(folder),
             )
         self.lock, self.ready = threading.Lock(), False
 
     @staticmethod
-    def _env() -> dict[str, str]:
+    def _env(folder: Path) -> dict[str, str]:
         env = environment.for_ranks(os.environ, 1, "", "cpu", [])
         if "PYTHONPATH" in os.environ:
             env["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "torchinductor"))  # importing torch._dynamo makes it
         # Thread pools that libraries start on import would make forking unsafe.
         return env | {
             "OMP_NUM_THREADS": "1",

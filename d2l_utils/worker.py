@@ -170,10 +170,9 @@ def _report(error: BaseException, folder: Path, rank: int) -> int:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         ranks.write(ranks.path(folder, rank, "exit"), b"")
         return 0
+    summary = "".join(traceback.format_exception_only(error)).strip()
     if isinstance(error, SystemExit):
         summary = f"sys.exit({error.code!r})"
-    else:
-        summary = "".join(traceback.format_exception_only(error)).strip()
     echo = isinstance(error, RuntimeError) and _ECHO.search(str(error)) is not None
     record = {"summary": summary, "traceback": reader_traceback(error), "echo": echo, "time": time.time()}
     ranks.write_json(ranks.path(folder, rank, "error"), record)

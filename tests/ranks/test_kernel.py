@@ -162,7 +162,7 @@ def test_L31_current_source_of_cells(kernel):
     k = kernel()
     k.run(SETUP)
     k.run(
-        "import math\nclass Box:\n    size = 1\n    def __init__(self, n):\n        self.n = n\ndef f(n):\n    return Box(n).n + math.floor(0.5)"
+        "import math\nclass Box:\n    def __init__(self, n):\n        self.n = n\ndef f(n):\n    return Box(n).n + math.floor(0.5)"
     )
     _, name, text = k.run("launch(f, world_size=1, n=1)")
     assert name == "TypeError" and "uses=[Box]" in text

@@ -97,8 +97,10 @@ def test_no_working_host_name_is_needed(monkeypatch):
         or subprocess.run(["unshare", "-n", "true"], check=False).returncode
     ):
         pytest.skip("needs the right to make a network namespace")
-    code = "from d2l_utils import launch\nfrom tests.ranks.test_machine import identity\nprint(launch(identity, world_size=2).results[1]['sum'])"
-    shell = f"ip link set lo up 2>/dev/null || ifconfig lo up; hostname nowhere-at-all; {shlex.quote(sys.executable)} -c {shlex.quote(code)}"
+    code = "from d2l_utils import launch; from tests.ranks.test_machine import identity; "
+    code += "print(launch(identity, world_size=2).results[1]['sum'])"
+    python = shlex.join([sys.executable, "-c", code])
+    shell = f"ip link set lo up 2>/dev/null || ifconfig lo up; hostname nowhere-at-all; {python}"
     done = subprocess.run(["unshare", "-n", "-u", "sh", "-c", shell], capture_output=True, text=True, check=False)
     if "does not exist" in done.stderr or "not found" in done.stderr:
         pytest.skip("needs ip or ifconfig to switch the loopback interface on")
