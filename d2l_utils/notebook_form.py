@@ -19,6 +19,10 @@ from pathlib import Path
 from typing import Any
 
 TAGS = {"world-size", "nbval-ignore-output", "raises-exception", "solution", "full-program"}
+_METADATA = {
+    "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+    "language_info": {"file_extension": ".py", "name": "python", "pygments_lexer": "ipython3"},
+}
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
@@ -61,11 +65,10 @@ def normalise(notebook: Any, root: Path | None = None) -> None:
         root: the checkout; if given, paths of the building machine are shortened where they may stand at all
             (tracebacks, and outputs that are not compared).
     """
+    import nbformat
+
     notebook.nbformat, notebook.nbformat_minor = 4, 5
-    notebook.metadata = type(notebook.metadata)(
-        kernelspec={"display_name": "Python 3", "language": "python", "name": "python3"},
-        language_info={"name": "python", "file_extension": ".py", "pygments_lexer": "ipython3"},
-    )
+    notebook.metadata = nbformat.from_dict(_METADATA)
     for cell, name in zip(notebook.cells, cell_ids([cell.source for cell in notebook.cells]), strict=True):
         cell.id = name
         marks = sorted(tags(cell))

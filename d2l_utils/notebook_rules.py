@@ -108,7 +108,7 @@ def _code_problems(cell: Any) -> Iterator[str]:
         yield "names a URL"
     if "sys.path" in cell.source:
         yield "edits sys.path"
-    if is_compared(cell) and "raises-exception" not in tags(cell) and _errors(cell):
+    if "raises-exception" not in tags(cell) and _errors(cell):
         yield "stores an error without the tag raises-exception"
     for output in cell.outputs:
         yield from _output_problems(output, is_compared(cell))

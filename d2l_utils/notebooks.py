@@ -67,8 +67,15 @@ def new_kernel() -> Any:
     )
 
 
-def execute(notebook: Any, folder: Path, *, name: str, environ: Mapping[str, str] | None = None) -> None:
-    """Runs every cell in a fresh kernel, in place; the kernel is gone when this returns or raises.
+def execute(
+    notebook: Any,
+    folder: Path,
+    *,
+    name: str,
+    environ: Mapping[str, str] | None = None,
+    kernel: Any = None,
+) -> None:
+    """Runs every cell, in place, in a fresh kernel, which is gone when this returns or raises.
 
     Args:
         notebook: an nbformat 4 notebook.
@@ -76,6 +83,7 @@ def execute(notebook: Any, folder: Path, *, name: str, environ: Mapping[str, str
         name: what messages call the notebook.
         environ: the kernel's environment; by default this process's without the D2L_ settings, which would
             change a lesson's output.
+        kernel: a manager from `new_kernel` whose running kernel is used instead, and left running.
 
     Raises:
         BuildError: a cell raised without the tag raises-exception, wrote to stderr, showed a widget without a
@@ -89,17 +97,22 @@ def execute(notebook: Any, folder: Path, *, name: str, environ: Mapping[str, str
     running: dict[str, Any] = {"cell": None, "cell_index": 0}
     client = NotebookClient(
         notebook,
+        km=kernel,
         timeout=_CELL_TIMEOUT,
         record_timing=False,
         resources={"metadata": {"path": str(folder)}},
         on_cell_start=lambda **what: running.update(what),
     )
-    client.km = new_kernel()  # set, not passed: a client ends the kernels that it owns
+    if kernel is None:
+        client.km = new_kernel()  # set, not passed: a client ends only the kernels that it owns
     try:
         client.execute(env=dict(environ))
     except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
-        detail = "\n".join(getattr(error, "traceback", "").splitlines()) or str(error)
+        detail = getattr(error, "traceback", "") or str(error)
         raise BuildError(_about(name, running["cell_index"], running["cell"], detail)) from None
+    finally:
+        if kernel is not None and client.kc is not None:
+            client.kc.stop_channels()
     for number, cell in enumerate(notebook.cells):
         for output in cell.get("outputs", ()):
             if output.get("name") == "stderr":

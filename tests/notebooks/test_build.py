@@ -1,0 +1,126 @@
+"""The builder, with tiny sections and real kernels."""
+
+import json
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from d2l_utils.notebooks import BuildError, build, check, main, read_notebook
+
+HEAD = """
+---
+jupytext:
+  text_representation:
+    extension: .md
+    format_name: myst
+kernelspec:
+  display_name: Python 3
+  language: python
+  name: python3
+---
+
+# A lesson
+"""
+
+
+class Book:
+    """A checkout with one section."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.section = root / "chapter" / "sections" / "01-lesson.md"
+        self.notebook = root / "notebooks" / "01-lesson.ipynb"
+        self.section.parent.mkdir(parents=True)
+
+    def write(self, *cells: str, tags: str = "") -> None:
+        options = f":tags: [{tags}]\n" if tags else ""
+        fenced = [f"```{{code-cell}} python\n{options}{textwrap.dedent(cell).strip()}\n```\n" for cell in cells]
+        self.section.write_text("\n".join([HEAD.lstrip(), *fenced]), encoding="utf-8")
+
+    def build(self) -> bool:
+        return build(self.section, self.notebook, self.root)
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> Book:
+    return Book(tmp_path)
+
+
+def kernels() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if any("ipykernel" in word for word in child.cmdline())]
+
+
+def test_the_same_text_gives_the_same_file(book: Book, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever the environment asks for, and whatever a user's own kernel called python3 points to."""
+    monkeypatch.setenv("D2L_WORLD_SIZE", "2")
+    spec = tmp_path / "jupyter" / "kernels" / "python3" / "kernel.json"
+    spec.parent.mkdir(parents=True)
+    spec.write_text(json.dumps({"argv": ["/bin/false"], "display_name": "x", "language": "python"}))
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
+    book.write(
+        """
+        import os
+        print(os.environ.get("D2L_WORLD_SIZE"), os.path.basename(os.getcwd()))
+        """,
+        "6 * 7",
+    )
+    assert book.build()
+    first = book.notebook.read_bytes()
+    assert not book.build()
+    assert book.notebook.read_bytes() == first
+    cells = read_notebook(book.notebook).cells
+    assert cells[0].source == "# A lesson"
+    assert cells[1].outputs[0].text == "None notebooks\n"
+    assert cells[2].outputs[0].data == {"text/plain": "42"}
+    assert [cell.execution_count for cell in cells[1:]] == [1, 2]
+    assert check(book.section, book.notebook) == []
+    book.write("1")
+    assert check(book.section, book.notebook) != []
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("print(1)\n1 / 0", "ZeroDivisionError"),
+        ("import os\nos._exit(3)", "Kernel died"),
+        ("import warnings\nwarnings.warn('careful')", "UserWarning: careful"),
+        ("import ipywidgets\nipywidgets.IntSlider()", "a widget that has no PNG"),
+        ("print(object())", "a memory address"),
+    ],
+)
+def test_a_cell_that_may_not_be_stored_leaves_the_old_notebook(book: Book, cell: str, message: str) -> None:
+    book.notebook.parent.mkdir()
+    book.notebook.write_text("old")
+    book.write("print('before')", cell)
+    with pytest.raises(BuildError) as caught:
+        book.build()
+    assert message in str(caught.value)
+    assert str(caught.value).startswith("01-lesson.md")
+    assert cell.splitlines()[0] in str(caught.value)
+    assert book.notebook.read_text() == "old"
+    assert [path.name for path in book.notebook.parent.iterdir()] == ["01-lesson.ipynb"]
+    assert kernels() == []
+
+
+def test_an_error_that_is_meant_is_stored(book: Book) -> None:
+    book.write("raise ValueError('why')", tags="raises-exception")
+    assert book.build()
+    (output,) = read_notebook(book.notebook).cells[1].outputs
+    assert (output.ename, output.evalue) == ("ValueError", "why")
+
+
+def test_the_command_line(book: Book, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(book.root)
+    book.write("print(1)")
+    assert main(["check"]) == 1
+    assert capsys.readouterr().out == "01-lesson: 01-lesson.ipynb was never built\n"
+    assert main(["build", "01"]) == 0
+    assert capsys.readouterr().out.startswith("01-lesson: built")
+    assert main(["check", "01-lesson.md"]) == 0
+    (book.root / "notebooks" / "02-extra.ipynb").write_text("{}")
+    assert main(["check"]) == 1
+    assert capsys.readouterr().out == "01-lesson: ok\n01-lesson: ok\n02-extra: a notebook without a section\n"
+    with pytest.raises(SystemExit, match="begins with '07'"):
+        main(["build", "07"])
