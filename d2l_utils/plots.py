@@ -126,16 +126,19 @@ def curves(
         axes.plot(
             xs, ys, label=name, ls="", marker=marker, ms=7, mfc="white", mec=style.INK, mew=1.4, clip_on=False
         )
+    xticks = sorted({v for xs, _ in (*data.values(), *dots.values()) for v in xs})
     if "x" in log:
         axes.set_xscale("log", base=2)
-        axes.set_xticks(sorted({v for xs, _ in (*data.values(), *dots.values()) for v in xs}))
-        axes.xaxis.set_major_formatter(lambda v, _: style.short(v))
+        axes.set_xticks(xticks, [style.short(v) for v in xticks])
+        axes.set_xticks([], minor=True)
+    elif all(v.is_integer() for v in xticks):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if len(xticks) <= 10:
+            axes.set_xticks(xticks, [style.short(v) for v in xticks])
     if "y" in log:
         _log_or_zero(axes, many)
     elif many and min(float(np.min(ys)) for ys in many if len(ys)) >= 0:
         axes.set_ylim(bottom=0)
-    if all(float(v).is_integer() for xs, _ in data.values() for v in xs) and "x" not in log:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel(x, fontsize=9, color=style.INK)
     axes.set_ylabel(y, fontsize=9, color=style.INK)
     axes.grid(axis="y", color=style.RULE, lw=0.7)
@@ -158,7 +161,8 @@ def memory_curve(
         raise ValueError(f"no points recorded for {[k for k, v in lines.items() if not len(v)]!r}")
     scale, unit = style.unit_for((p.bytes for points in lines.values() for p in points), unit)
     picture, (axes,) = style.picture("memory inside one step", 2.9)
-    end = max(p.time for points in lines.values() for p in points) * 1e3
+    phases = [e for e in events if e.end is not None]
+    end = max([p.time for points in lines.values() for p in points] + [e.end for e in phases]) * 1e3
     for at, (label, points) in enumerate(lines.items()):
         xs = np.array([p.time for p in points] + [end / 1e3]) * 1e3
         ys = np.array([p.bytes for p in points] + [points[-1].bytes]) / scale
@@ -171,7 +175,7 @@ def memory_curve(
     if all(p.bytes >= 0 for points in lines.values() for p in points):
         axes.set_ylim(bottom=0)
     for kind in ("forward", "backward", "optimizer"):
-        if spans := [(e.start * 1e3, e.end * 1e3) for e in events if e.kind == kind and e.end is not None]:
+        if spans := [(e.start * 1e3, e.end * 1e3) for e in phases if e.kind == kind]:
             start, stop = min(s for s, _ in spans), max(e for _, e in spans)
             axes.axvspan(start, stop, color=style.RULE, alpha=0.35 if kind == "backward" else 0.0, lw=0)
             over: dict[str, Any] = {"transform": axes.get_xaxis_transform(), "ha": "center", "va": "bottom"}

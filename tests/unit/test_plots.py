@@ -1,0 +1,267 @@
+"""Pictures: drawn from data alone, without pyplot, from any thread, without warnings."""
+
+import io
+import subprocess
+import sys
+import threading
+
+import matplotlib.font_manager
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from PIL import Image
+
+from d2l_utils import figure as style
+from d2l_utils.events import Event, MemoryPoint
+from d2l_utils.memory import Sizes
+from d2l_utils.plots import (
+    batch,
+    boxes,
+    bundle,
+    curves,
+    memory_bars,
+    memory_curve,
+    png,
+    samples,
+    timeline,
+)
+
+MB = 10**6
+EVENTS = [
+    Event("forward", "blocks.0", 0, 0.0, 0.010),
+    Event("backward", "blocks.0", 0, 0.010, 0.050),
+    Event("collective", "all_reduce", 0, 0.020, 0.045),
+    Event("collective", "all_reduce", 0, 0.040, 0.070),
+    Event("wait", "all_reduce", 0, 0.050, 0.070),
+    Event("optimizer", "AdamW", 0, 0.070, 0.080),
+    Event("collective", "broadcast", 0, 0.075, None),
+]
+PICTURES = {
+    "memory_bars": lambda: memory_bars([(4 * MB, 4 * MB, 8 * MB), (4 * MB, None, None)], title="bars"),
+    "timeline": lambda: timeline([EVENTS], title="timeline"),
+    "curves": lambda: curves({"a": [0, 1, 2], "b": {1: 2, 4: 3}}, title="curves", log="y"),
+    "memory_curve": lambda: memory_curve([[MemoryPoint(0, 0), MemoryPoint(0.01, MB)]], events=EVENTS),
+    "boxes": lambda: boxes([[1, 2], [3, 4]], [[4, 6], [4, 6]], operation="all_reduce"),
+    "samples": lambda: samples([[0, 2, 1], [1, 0, 2]], total=4),
+    "batch": lambda: batch(4, 8, 16),
+}
+
+
+def texts_of(figure: Figure) -> list[Text]:
+    """Every text that the figure shows."""
+    png(figure)
+    hidden = [axis for axes in figure.axes if not axes.axison for axis in (axes.xaxis, axes.yaxis)]
+    unseen = {id(text) for axis in hidden for text in axis.findobj(Text)}
+    found = figure.findobj(Text)
+    return [t for t in found if t.get_text() and t.get_visible() and id(t) not in unseen]
+
+
+def words(figure: Figure) -> list[str]:
+    return [text.get_text() for text in texts_of(figure)]
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_picture_is_a_figure_of_the_lesson_width_and_small(name):
+    figure = PICTURES[name]()
+    assert isinstance(figure, Figure)
+    data = png(figure)
+    image = Image.open(io.BytesIO(data))
+    assert image.format == "PNG"
+    assert image.width == round(style.WIDTH * style.DPI)
+    assert len(data) < 100_000
+    assert png(PICTURES[name]()) == data, "the same data gives the same bytes"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_all_text_lies_inside_the_picture(name):
+    figure = PICTURES[name]()
+    for text in texts_of(figure):
+        box = text.get_window_extent()
+        if box.width:
+            assert box.x0 >= 0, text
+            assert box.x1 <= figure.bbox.width, text
+            assert box.y0 >= 0, text
+            assert box.y1 <= figure.bbox.height, text
+
+
+def test_no_pyplot_and_no_torch():
+    code = (
+        "import sys; from d2l_utils.plots import curves, png; png(curves({'a': [1, 2]}));"
+        "print([m for m in ('matplotlib.pyplot', 'torch', 'IPython') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_threads_draw_at_once_and_get_the_same_pictures():
+    expected = {name: png(make()) for name, make in PICTURES.items()}
+    wrong: list[str] = []
+
+    def draw() -> None:
+        for name, make in PICTURES.items():
+            try:
+                if png(make()) != expected[name]:
+                    wrong.append(name)
+            except Exception as error:
+                wrong.append(f"{name}: {error!r}")
+
+    threads = [threading.Thread(target=draw) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_colours_differ_for_colour_blind_readers_and_in_grey():
+    """P, G, O and the tints that stand beside each other differ in lightness or carry different hatches."""
+    from d2l_utils.plots import PARTS
+
+    assert len({hatch for _, _, hatch in PARTS.values()}) == 3
+    assert len(set(style.HATCHES)) == len(style.TINTS) == 8
+    assert len(set(map(str, style.LINES))) == len(set(style.MARKERS)) == len(set(style.SERIES)) == 8
+
+
+def test_n07_no_cjk_font_no_warning():
+    """Every character that the pictures use is in the font that matplotlib brings along."""
+    from fontTools.ttLib import TTFont
+
+    font = TTFont(matplotlib.font_manager.findfont("DejaVu Sans", fallback_to_default=False))
+    known = set(font.getBestCmap())
+    shown = {c for make in PICTURES.values() for text in words(make()) for c in text if c != "\n" and c != "$"}
+    assert {c for c in shown if ord(c) not in known} == set()
+
+
+def test_memory_bars_say_unit_sums_and_what_is_not_allocated():
+    figure = memory_bars(
+        {"1": Sizes(parameters=4 * MB, gradients=4 * MB, optimizer=8 * MB), "2": (4 * MB, None, None)},
+        formula={"1": (4 * MB, 4 * MB, 8 * MB)},
+        x="N",
+    )
+    texts = words(figure)
+    assert {"16", "MB per rank", "G not yet", "O not yet", "not yet allocated", "formula"} <= set(texts)
+    [axes] = figure.axes
+    [diamonds] = [line for line in axes.lines if line.get_marker() == "D"]
+    assert list(diamonds.get_ydata()) == [4, 8, 16]
+    # What is not allocated has no filled height, and adds nothing to the sum.
+    assert "4" in texts
+    assert [p.get_height() for p in axes.patches if p.get_x() < 0.5 and p.get_facecolor()[3]] == [4, 4, 8]
+
+
+@pytest.mark.parametrize(("unit", "text"), [("MiB", "MiB per rank"), (None, "MB per rank"), ("GB", "GB per rank")])
+def test_units_are_said(unit, text):
+    assert text in words(memory_bars([(2**20, 2**20, 2**21)], unit=unit))
+
+
+def test_binary_and_decimal_units_differ():
+    assert style.unit_for([], "MiB") == (2**20, "MiB")
+    assert style.unit_for([24.67e6]) == (1e6, "MB")
+    assert style.unit_for([999]) == (1, "B")
+    with pytest.raises(ValueError, match=r"unit is 'mb'; allowed: B, kB, MB"):
+        style.unit_for([1], "mb")
+
+
+def test_z05_uneven_bars_keep_their_heights():
+    [axes] = memory_bars([(MB, MB, 9 * MB), (MB, MB, MB)]).axes
+    assert [p.get_height() for p in axes.patches] == [1, 1, 9, 1, 1, 1]
+
+
+def test_timeline_splits_collectives_into_hidden_and_exposed():
+    figure = timeline([EVENTS, [Event("forward", "blocks.0", 1, 0, 0.01)]])
+    texts = words(figure)
+    # all_reduce runs from 20 to 70 ms; the rank computes until 50 and waits from 50 to 70.
+    assert "30 ms hidden\n20 ms exposed" in texts
+    assert "no communication" in texts
+    assert "ms since the step began" in texts
+
+
+def test_timeline_lanes_do_not_overlap():
+    from d2l_utils.timeline import _lanes
+
+    ended = [e for e in EVENTS if e.kind == "collective" and e.end is not None]
+    assert [lane for _, lane in _lanes(ended)] == [0, 1]
+    late = Event("collective", "all_reduce", 0, 0.050, 0.06)
+    assert [lane for _, lane in _lanes([*ended, late])] == [0, 1, 0]
+
+
+def test_timeline_says_how_many_ranks_it_left_out():
+    rows = [[Event("forward", "b", rank, 0, 0.01)] for rank in range(6)]
+    assert any("(2 more ranks not drawn)" in text for text in words(timeline(rows)))
+
+
+def test_curves_keep_zero_on_a_logarithmic_axis():
+    figure = curves({"drift": [0, 1e-3, 1e-1], "averaged": [0, 0, 0]}, log="y")
+    [axes] = figure.axes
+    png(figure)
+    low, high = axes.get_ylim()
+    assert low == 0
+    assert high > 1e-1
+    pixel = axes.transData.transform
+    heights = [pixel((0, y))[1] for y in (0, 1e-3, 1e-2, 1e-1)]
+    assert np.all(np.diff(heights) > 5), "0, 0.001, 0.01 and 0.1 stand apart"
+
+
+def test_memory_curve_marks_the_peak():
+    points = [MemoryPoint(0, 0), MemoryPoint(0.010, 31 * MB), MemoryPoint(0.020, 2 * MB)]
+    assert "rank 0: peak 31 MB" in words(memory_curve([points]))
+    assert "MB above the start" in words(memory_curve([points]))
+
+
+def test_boxes_are_coloured_by_whose_data_they_hold():
+    from matplotlib.colors import to_hex
+    from matplotlib.patches import Rectangle
+
+    figure = boxes([[10], [20]], [[10, 20], [30, None]])
+    left, _, right = figure.axes
+    colours = [to_hex(p.get_facecolor()) for p in left.patches if isinstance(p, Rectangle)]
+    assert colours == [style.TINTS[0], style.TINTS[1]]
+    colours = [to_hex(p.get_facecolor()) for p in right.patches]
+    assert colours == [style.TINTS[0], style.TINTS[1], "#ffffff", "#ffffff"]
+    assert [p.get_hatch() for p in right.patches][2:] == ["xxxx", ""]
+    assert "combined" in words(figure)
+
+
+def test_d05_samples_count_draws_repeats_and_what_was_never_drawn():
+    figure = samples([[0, 3, 6, 9], [1, 4, 7, 0], [2, 5, 8, 1]], total=10)
+    assert "12 draws, 2 repeats" in words(figure)
+    [axes] = figure.axes
+    framed = [p for p in axes.patches if p.get_hatch()]
+    assert [(p.get_x(), p.get_y()) for p in framed] == [(3, 1), (3, 0)], "the last of ranks 1 and 2"
+    assert "5 draws, 2 repeats, 7 never" in words(samples([[0, 1, 2], [0, 1]], total=10))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: memory_bars([]), "measured is empty"),
+        (lambda: memory_bars({"a": (1, 1, 1)}, {"b": (1, 1, 1)}), r"formula has \['b'\]"),
+        (lambda: timeline([[]]), "events_by_rank holds no finished events"),
+        (lambda: curves({"a": ([1, 2], [1])}), "series 'a' has 2 x values and 1 y values"),
+        (lambda: curves({"a": [1]}, log="z"), "log is 'z'"),
+        (lambda: memory_curve([[]]), r"no points recorded for \['rank 0'\]"),
+        (lambda: boxes([[1]], [[1], [2]]), "before has 1 ranks, after has 2"),
+        (lambda: samples({}), "epochs is empty"),
+    ],
+)
+def test_bad_input_names_itself(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_stored_text_is_the_same_whatever_was_measured():
+    one, other = memory_bars([(1, 1, 1)]), memory_bars([(5, None, None)] * 3, title="other")
+    assert bundle(one)["text/plain"] == bundle(other)["text/plain"] == "[figure: memory bars: P, G, O]"
+
+
+def test_a_notebook_gets_one_png_and_the_stable_text(capsys):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    published = []
+    shell.display_pub.publish = lambda data, metadata=None, **_: published.append(data)
+    try:
+        shell.display_formatter.format(curves({"a": [1, 2]}))
+    finally:
+        InteractiveShell.clear_instance()
+    assert [sorted(data) for data in published] == [["image/png", "text/plain"]]
