@@ -42,3 +42,35 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         raise ValueError(
             f"the optimizer holds {foreign} parameters that the model does not have: make it after shard()"
         )
+
+
+def check_gradients(model: nn.Module) -> None:
+    """ValueError naming the parameters that backward left without a gradient: forward did not use them.
+
+    DDP waits for every gradient: it trains one step and stops in the second, whatever the cause.
+    """
+    unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    if unused:
+        raise ValueError(
+            f"no gradient for {', '.join(map(repr, unused))}: forward did not use them. DDP would stop in "
+            "its second step: freeze or remove them, or wrap with find_unused_parameters=True"
+        )
+
+
+def check_same(value: int, name: str) -> int:
+    """``value``, when every rank gave the same. Every rank must call it, before a loop whose length it is.
+
+    Raises ValueError on every rank when they differ: those with more batches would wait for those with fewer.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return value
+    values: list[int] = [0] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    if len(set(values)) > 1:
+        raise ValueError(
+            f"{name} differs between the ranks: {values}. The others would wait in the next collective: "
+            "cut to the smallest, pad, or use torch.distributed.algorithms.Join"
+        )
+    return value

@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from chapter19_9 import strategies
-from chapter19_9.checks import check_batch, check_optimizer
+from chapter19_9.checks import check_batch, check_gradients, check_optimizer
 from d2l_utils.agree import digest, largest_difference, ranks_agree
 from d2l_utils.device import rank_device
 from d2l_utils.memory import Held, held
@@ -208,16 +208,13 @@ def forward_backward(
 def average_gradients(model: nn.Module) -> None:
     """g = (1/N) sum of the ranks' g, by hand: one all-reduce for each parameter. Every rank must call it.
 
-    Raises RuntimeError when a parameter got no gradient here: the other ranks would wait for it.
+    Raises ValueError when a parameter got no gradient here: the other ranks would wait for it.
     """
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad:
-            continue
-        if parameter.grad is None:
-            raise RuntimeError(
-                f"parameter {name!r} got no gradient on this rank: the other ranks would wait for it"
-            )
-        if dist.is_initialized():
+    check_gradients(model)
+    if not dist.is_initialized():
+        return
+    for parameter in model.parameters():
+        if parameter.grad is not None:  # a frozen one has none
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
 

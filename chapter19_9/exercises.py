@@ -1,0 +1,112 @@
+"""The exercises' checks: each runs the reader's function on real ranks and says whether it does what was asked.
+
+    check("average", mine)
+
+Nothing here knows a solution: a check looks at what the ranks return.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from d2l_utils import LaunchError, launch
+
+Judge = Callable[[list[Any], int], str | None]
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """world_sizes: where it is tried. judge(results, n): None when right, else what is wrong, in words."""
+
+    world_sizes: tuple[int, ...]
+    judge: Judge
+    arguments: tuple[tuple[str, Any], ...] = ()
+
+
+def check(name: str, answer: Callable[..., Any], uses: Iterable[Any] = ()) -> None:
+    """Run ``answer`` on real ranks at several world sizes and print one line: right, not done yet, or what is wrong.
+
+    Raises ValueError for an exercise that does not exist.
+    """
+    if name not in EXERCISES:
+        raise ValueError(f"name is {name!r}: it must be one of {', '.join(EXERCISES)}")
+    exercise = EXERCISES[name]
+    if is_stub(answer):
+        print(f"{name}: not done yet")
+        return
+    for n in exercise.world_sizes:
+        try:
+            run = launch(answer, world_size=n, timeout=30, output="quiet", uses=uses, **dict(exercise.arguments))
+        except LaunchError as error:
+            print(f"{name}: not yet. With {_ranks(n)}: {error.message}")
+            return
+        if wrong := exercise.judge(run.results, n):
+            print(f"{name}: not yet. With {_ranks(n)}: {wrong}")
+            return
+    print(f"{name}: right, with {', '.join(map(str, exercise.world_sizes))} ranks")
+
+
+def is_stub(answer: Callable[..., Any]) -> bool:
+    """Whether the function's body is still empty: nothing but a docstring, ``...`` or ``pass``."""
+    node = ast.parse(textwrap.dedent(inspect.getsource(answer))).body[0]
+    body = node.body if isinstance(node, ast.FunctionDef) else []
+    return all(isinstance(s, ast.Pass) or (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)) for s in body)
+
+
+def _ranks(n: int) -> str:
+    return "1 rank" if n == 1 else f"{n} ranks"
+
+
+def _all_close(wanted: Callable[[int, int], float]) -> Judge:
+    """Each rank r of n must return wanted(r, n), within 1e-6."""
+
+    def judge(results: list[Any], n: int) -> str | None:
+        for rank, result in enumerate(results):
+            try:
+                value = float(result)
+            except (TypeError, ValueError):
+                return f"rank {rank} returned {result!r}, not a number"
+            if abs(value - wanted(rank, n)) > 1e-6 * max(1.0, abs(wanted(rank, n))):
+                return f"rank {rank} returned {value:g}, expected {wanted(rank, n):g}"
+        return None
+
+    return judge
+
+
+def _epochs(results: list[Any], n: int) -> str | None:
+    """Each rank returns its indices of epochs 0 and 1, of 12 samples."""
+    for epoch in (0, 1):
+        drawn = sorted(index for rank in results for index in rank[epoch])
+        if drawn != list(range(12)):
+            return f"in epoch {epoch} the ranks together drew {drawn}"
+    if all(rank[0] == rank[1] for rank in results):
+        return "both epochs have the same order"
+    return None
+
+
+def _optimizer_bytes(results: list[Any], n: int) -> str | None:
+    for rank, (predicted, measured) in enumerate(results):
+        if predicted != measured:
+            return f"rank {rank} predicted {predicted} bytes and held {measured}"
+    return None
+
+
+EXERCISES = {
+    # 19.9.1: rank r holds r + 1; every rank returns the mean over the ranks, from an all-gather
+    "average": Exercise((1, 2, 3, 4), _all_close(lambda rank, n: (n + 1) / 2)),
+    # 19.9.1: rank r has r + 1 samples, all with gradient r; every rank returns the mean over the samples
+    "unequal": Exercise((1, 2, 3), _all_close(lambda rank, n: sum(r * (r + 1) for r in range(n)) / sum(range(1, n + 1)))),
+    # 19.9.2: rank r starts with r and ends with its left neighbour's number
+    "shift": Exercise((2, 3, 4), _all_close(lambda rank, n: (rank - 1) % n)),
+    # 19.9.2: all_reduce from reduce and broadcast; rank r brings 10 ** r
+    "reduce and broadcast": Exercise((1, 2, 4), _all_close(lambda rank, n: sum(10**r for r in range(n)))),
+    "reshuffle": Exercise((2, 3), _epochs),
+    # 19.9.3: the mean of 0 .. 9, each sample once, whatever the sampler repeats
+    "mean of ten": Exercise((1, 3, 4), _all_close(lambda rank, n: 4.5)),
+    "optimizer bytes": Exercise((1, 2), _optimizer_bytes),
+}
