@@ -87,9 +87,7 @@ def compare(
     sizes = [check_world_size(n, "world_sizes") for n in world_sizes]
     for n in sizes:
         check_batch(batch, n)
-    wanted = [
-        (facts.name, n) for facts in map(get, strategies) for n in (sizes if facts.communicates else [1])
-    ]
+    wanted = [(facts.name, n) for facts in map(get, strategies) for n in (sizes if facts.communicates else [1])]
 
     def results(name: str, n: int) -> list[Result]:
         run = launch(
@@ -172,10 +170,7 @@ def table(rows: Sequence[Row]) -> str:
             )
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+    text = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
     text.insert(1, "  ".join("-" * width for width in widths))
     text.append(
         "P, G, O: bytes of parameters, gradients, optimizer states on the fullest rank. "

@@ -100,7 +100,9 @@ EXERCISES = {
     # 19.9.1: rank r holds r + 1; every rank returns the mean over the ranks, from an all-gather
     "average": Exercise((1, 2, 3, 4), _all_close(lambda rank, n: (n + 1) / 2)),
     # 19.9.1: rank r has r + 1 samples, all with gradient r; every rank returns the mean over the samples
-    "unequal": Exercise((1, 2, 3), _all_close(lambda rank, n: sum(r * (r + 1) for r in range(n)) / sum(range(1, n + 1)))),
+    "unequal": Exercise(
+        (1, 2, 3), _all_close(lambda rank, n: sum(r * (r + 1) for r in range(n)) / sum(range(1, n + 1)))
+    ),
     # 19.9.2: rank r starts with r and ends with its left neighbour's number
     "shift": Exercise((2, 3, 4), _all_close(lambda rank, n: (rank - 1) % n)),
     # 19.9.2: all_reduce from reduce and broadcast; rank r brings 10 ** r

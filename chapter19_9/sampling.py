@@ -15,9 +15,7 @@ def check_sampler(sampler: DistributedSampler) -> DistributedSampler:
     if len(sampler) == 0:
         size = len(sampler.dataset)  # type: ignore[arg-type]
         how = " with drop_last=True" if sampler.drop_last else ""
-        raise ValueError(
-            f"a dataset of {size} samples over {sampler.num_replicas} ranks{how} leaves each rank none"
-        )
+        raise ValueError(f"a dataset of {size} samples over {sampler.num_replicas} ranks{how} leaves each rank none")
     return sampler
 
 

@@ -7,11 +7,14 @@ the number of data-parallel ranks. Communication is logical: what each rank send
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from chapter19_9.strategies import Strategy, get
 from d2l_utils.batch import Batch, combinations, global_batch, nearest
 from d2l_utils.traffic import sent_on_ring
-from d2l_utils.transformer import TransformerConfig
+
+if TYPE_CHECKING:
+    from d2l_utils.transformer import TransformerConfig
 
 __all__ = ["Batch", "States", "adamw_states", "combinations", "global_batch", "memory", "nearest", "volume"]
 
@@ -57,9 +60,7 @@ def memory(strategy: Strategy | str, states: States, n: int) -> States:
     facts = _facts(strategy, n)
     for name in ("parameters", "gradients", "optimizer"):
         if getattr(facts, name) != "replicated":
-            raise ValueError(
-                f"strategy {facts.name!r} has {name} {getattr(facts, name)}: no formula for that yet"
-            )
+            raise ValueError(f"strategy {facts.name!r} has {name} {getattr(facts, name)}: no formula for that yet")
     return states
 
 

@@ -125,8 +125,7 @@ def train(
     if facts.parameters == "replicated" and not ranks_agree(plain):
         apart = largest_difference(plain)
         raise ValueError(
-            f"the ranks start from different weights, {apart:.3g} apart: "
-            f"strategy {strategy!r} does not make them equal"
+            f"the ranks start from different weights, {apart:.3g} apart: strategy {strategy!r} does not make them equal"
         )
     if facts.optimizer == "replicated":
         check_optimizer(model, optimizer)
@@ -134,9 +133,7 @@ def train(
     pausing = nullcontext if pause is None or sync_every else lambda: pause(model)
     before = digest(plain)
 
-    kept: dict[str, list[float]] = {
-        name: [] for name in ("losses", "local", "norms", "seconds", "differences")
-    }
+    kept: dict[str, list[float]] = {name: [] for name in ("losses", "local", "norms", "seconds", "differences")}
     recording = None
     for step in range(steps):
         rows = sequences(config.length, batch, offset=step * batch).chunk(n)[rank].to(device)
@@ -191,9 +188,7 @@ def forward_backward(
     whole.
     """
     if sum(parts) != len(tokens) or min(parts, default=0) < 1:
-        raise ValueError(
-            f"parts is {list(parts)}: they must be at least 1 and add up to {len(tokens)} samples"
-        )
+        raise ValueError(f"parts is {list(parts)}: they must be at least 1 and add up to {len(tokens)} samples")
     total = torch.zeros((), device=tokens.device)
     pieces = list(zip(tokens.split(list(parts)), targets.split(list(parts)), strict=True))
     for i, (x, y) in enumerate(pieces):
@@ -251,9 +246,7 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def _recorder(
-    model: nn.Module, optimizer: Any, wanted: bool, allocations: bool
-) -> AbstractContextManager[Any]:
+def _recorder(model: nn.Module, optimizer: Any, wanted: bool, allocations: bool) -> AbstractContextManager[Any]:
     if not wanted:
         return nullcontext()
     from d2l_utils.record import record
