@@ -4,9 +4,7 @@ import importlib.util
 
 import pytest
 
-missing = [
-    name for name in ("torch", "dnnlpy", "nbval", "d2l_utils") if importlib.util.find_spec(name) is None
-]
+missing = [name for name in ("torch", "dnnlpy", "nbval", "d2l_utils") if importlib.util.find_spec(name) is None]
 if missing:
     # Here and not in a hook: hooks come after pytest has stumbled over the options of missing plugins.
     pytest.exit(

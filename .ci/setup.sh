@@ -127,7 +127,7 @@ make_environment() {
     [ -n "$base" ] || base=$(find_python)
     base=$("$base" -c "$outside" </dev/null)
     what=$(fits "$base")
-    say "Making .venv with Python ${what%% *} of ${what#* }: a few minutes and about 6 GB the first time."
+    say "Making .venv with Python ${what%% *} of ${what#* }: a few minutes and about 7 GB the first time."
     rm -rf .venv
     "$base" -m venv --prompt chapter19.9 .venv >&2
 }

@@ -21,9 +21,7 @@ _UNSTABLE = {
         r"(?<![\w.:/~-])~?/(?:[\w.+-]+/)+[\w.+-]*|(?<![\w/])/(?:tmp|home|root|usr|var|opt|Users)\b|\b[A-Z]:\\"
     ),
     "a memory address": re.compile(r"\b0x[0-9a-fA-F]{6,}\b"),
-    "a port": re.compile(
-        r"(?:\d\.\d+\.\d+\.\d+|localhost|\]):\d{2,5}\b|\bport\b[ =:]*\d{2,5}\b", re.IGNORECASE
-    ),
+    "a port": re.compile(r"(?:\d\.\d+\.\d+\.\d+|localhost|\]):\d{2,5}\b|\bport\b[ =:]*\d{2,5}\b", re.IGNORECASE),
     "a process id": re.compile(r"\bpid\b[ =:]*\d+|\bprocess(?: id)?[ =:]+\d{3,}\b", re.IGNORECASE),
     "a timing": re.compile(
         r"\d\s?(?:ns|us|µs|ms)\b|\d\.\d+\s?(?:s|sec|secs|seconds?|min|minutes?)\b|\d\s?[\w]+/s(?:ec)?\b"

@@ -62,9 +62,7 @@ def new_kernel() -> Any:
             return KernelSpec(resource_dir=RESOURCES, **get_kernel_dict())
 
     # Encrypted, because a kernel otherwise warns on stderr that its TCP ports could be listened to.
-    return AsyncKernelManager(
-        kernel_name="python3", kernel_spec_manager=ThisPython(), transport_encryption="auto"
-    )
+    return AsyncKernelManager(kernel_name="python3", kernel_spec_manager=ThisPython(), transport_encryption="auto")
 
 
 def execute(
@@ -173,32 +171,22 @@ def _chosen(files: list[Path], names: list[str]) -> list[Path]:
         if not any(file.stem.startswith(Path(name).stem) for file in files):
             known = ", ".join(file.stem for file in files) or "none"
             raise SystemExit(f"No section's name begins with {name!r}. There are: {known}.")
-    return [
-        file for file in files if not names or any(file.stem.startswith(Path(name).stem) for name in names)
-    ]
+    return [file for file in files if not names or any(file.stem.startswith(Path(name).stem) for name in names)]
 
 
 def _sections_folder(root: Path) -> Path:
     folders = [folder for folder in root.glob("*/sections") if folder.is_dir()]
     if len(folders) != 1:
-        raise SystemExit(
-            f"Found {len(folders)} folders */sections in {root}, not one; name it with --sections."
-        )
+        raise SystemExit(f"Found {len(folders)} folders */sections in {root}, not one; name it with --sections.")
     return folders[0]
 
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m d2l_utils.notebooks", description="Build and check notebooks."
-    )
+    parser = argparse.ArgumentParser(prog="python -m d2l_utils.notebooks", description="Build and check notebooks.")
     parser.add_argument("action", choices=["build", "check"])
-    parser.add_argument(
-        "names", nargs="*", help="how a section's name begins, such as 02; all if none is given"
-    )
-    parser.add_argument(
-        "--sections", type=Path, help="folder of the sections; the only */sections if left out"
-    )
+    parser.add_argument("names", nargs="*", help="how a section's name begins, such as 02; all if none is given")
+    parser.add_argument("--sections", type=Path, help="folder of the sections; the only */sections if left out")
     parser.add_argument("--notebooks", type=Path, default=Path("notebooks"), help="folder of the notebooks")
     options = parser.parse_args(arguments)
     root = Path.cwd()

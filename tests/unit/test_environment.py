@@ -57,9 +57,7 @@ def test_n08_this_environment_meets_what_is_installed(name: str) -> None:
 
 def test_n08_a_mismatch_names_the_package_what_is_there_and_what_is_needed() -> None:
     numpy = importlib.metadata.version("numpy")
-    assert mismatches(
-        ["numpy<1.0", "no-such-package>=2", "numpy>=1.0", "numpy<1.0; python_version < '3'"]
-    ) == [
+    assert mismatches(["numpy<1.0", "no-such-package>=2", "numpy>=1.0", "numpy<1.0; python_version < '3'"]) == [
         f"numpy {numpy} is installed; numpy<1.0 is needed",
         "no-such-package is not installed; no-such-package>=2 is needed",
     ]
