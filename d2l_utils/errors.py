@@ -105,6 +105,8 @@ def diagnose(ending: Ending) -> LaunchError | None:
         rank, code = next(iter(silent.items()))
         text = f"rank {rank} exited with status {code} and no exception"
         return LaunchError(text + _others(states, states[rank]), rank=rank, kind="exit")
+    if ending.supervisor_died:
+        return LaunchError("the launch's own supervisor process was killed; its ranks ended with it", kind="start")
     gone = [s.rank for s in states if s.exited or (s.rank in ending.early and not s.error)]
     if gone:
         return LaunchError(
@@ -126,8 +128,6 @@ def diagnose(ending: Ending) -> LaunchError | None:
         state, error = echoes[0]
         text = f"rank {state.rank} failed: {error['summary']}\n\n{error['traceback']}"
         return LaunchError(text + _others(states, state), rank=state.rank)
-    if ending.supervisor_died:
-        return LaunchError("the launch's own supervisor process was killed; its ranks ended with it", kind="start")
     log = "\n".join(log.strip() for log in ending.agent_logs if log.strip())
     return LaunchError(
         "torchrun ended before any rank had started\n\n" + (log[-3000:] or "(it printed nothing)"),
