@@ -118,7 +118,7 @@ def diagnose(ending: Ending) -> LaunchError | None:
     early = [s.rank for s in states if s.delivered]
     if echoes and early:
         text = (
-            f"{_ranks(early)} returned before the others finished, while {_ranks([s.rank for s, _ in echoes])} "
+            f"{_ranks(early)} returned before the others finished, while {_ranks([s.rank for s in missing])} "
             "still waited in a collective: every rank must join every collective"
         )
         return LaunchError(f"{text}\n\n{echoes[0][1]['traceback']}", rank=early[0], kind="exit")
