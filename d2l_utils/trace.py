@@ -210,10 +210,11 @@ def _device_waits(trace: Trace, in_flight: list[Interval]) -> list[tuple[str, fl
 
 def memory_curve(trace: Trace) -> list[MemoryPoint]:
     """Bytes above the start of the step after each allocation and release, from 0 at time 0."""
+    changes = [(time, change) for time, change, on_device in trace.allocations if on_device == trace.on_device]
+    changes += [(mark.start, -int(mark.name)) for mark in trace.marks.get("free", [])]
     points, held = [MemoryPoint(0.0, 0)], 0
-    for time, change, on_device in sorted(trace.allocations):
-        if on_device != trace.on_device or not 0 <= time <= trace.seconds:
-            continue
-        held += change
-        points.append(MemoryPoint(time, held))
+    for time, change in sorted(changes):
+        if 0 <= time <= trace.seconds:
+            held += change
+            points.append(MemoryPoint(time, held))
     return points

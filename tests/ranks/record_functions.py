@@ -49,6 +49,16 @@ def first_step_memory():
     return recording, after.gradients, after.optimizer
 
 
+def later_step_memory():
+    """The third step with its curve: it releases the gradients of the second and makes its own."""
+    model, optimizer = make(1, gradient_as_bucket_view=False)
+    for step in range(2):
+        one_step(model, optimizer, step)
+    with record(model, optimizer, allocations=True) as recording:
+        one_step(model, optimizer, 2)
+    return recording, held(model, optimizer).gradients
+
+
 def same_numbers():
     """Weights after three steps, recorded and not: the largest difference; and what the recording left hanging."""
     weights, left = [], 0

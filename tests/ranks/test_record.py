@@ -1,6 +1,7 @@
 """What the recorder says of real steps, held against what PyTorch, the kernel's byte counters and formulas say."""
 
 import sys
+from itertools import pairwise
 
 import pytest
 
@@ -63,9 +64,9 @@ def test_each_block_runs_forward_and_backward_and_then_the_optimizer_steps(ddp, 
         assert optimizer.name == "AdamW"
         assert max(e.end for e in forward) <= min(e.start for e in backward)
         assert max(e.end for e in backward) <= optimizer.start < optimizer.end <= recording.seconds
-        for one, other in zip(forward, forward[1:], strict=False):
+        for one, other in pairwise(forward):
             assert one.end <= other.start
-        for one, other in zip(backward, backward[1:], strict=False):
+        for one, other in pairwise(backward):
             assert one.end <= other.start
 
 
@@ -114,6 +115,20 @@ def test_memory_curve_ends_with_what_the_step_left_behind():
         times = [point.time for point in recording.memory]
         assert times == sorted(times)
         assert times[-1] <= recording.seconds
+
+
+def test_memory_of_a_later_step_ends_where_it_began():
+    for recording, gradients in run(ranks.later_step_memory, 2):
+        assert min(point.bytes for point in recording.memory) <= -gradients
+        assert recording.memory[-1].bytes == 0
+        assert recording.peak > 0
+
+
+@pytest.mark.parametrize("way", ["warm", "cold"])
+def test_nothing_is_printed(way, monkeypatch):
+    monkeypatch.setenv("D2L_LAUNCH", way)
+    done = launch(ranks.later_step_memory, world_size=2, output="quiet", timeout=60)
+    assert (done.way, list(done.output)) == (way, ["", ""])
 
 
 def test_without_allocations_there_is_no_curve_rather_than_a_flat_one(ddp):
