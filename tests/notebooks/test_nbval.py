@@ -13,7 +13,7 @@ from jupyter_core.utils import run_sync
 from nbformat.v4 import new_code_cell
 
 from d2l_utils.device import default_world_size
-from d2l_utils.notebook_form import comparable, is_compared, tags
+from d2l_utils.notebook_form import comparable, is_compared, normalise, tags
 from d2l_utils.notebooks import BuildError, execute, new_kernel, read_notebook
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
@@ -55,7 +55,7 @@ class Classroom:
         self.kernel: Any = None
 
     def run(self, notebook: Any, world_size: int, name: str) -> None:
-        """Runs a notebook in place, its names cleared before and the world size set."""
+        """Runs a notebook in place, names cleared before and the world size set, and brings it into normal form."""
         if self.kernel is None:
             self.kernel = new_kernel()
             run_sync(self.kernel.start_kernel)(cwd=str(self.folder), env=dict(os.environ))
@@ -67,6 +67,7 @@ class Classroom:
             self.end()  # a cell may still be running
             raise
         del notebook.cells[0]
+        normalise(notebook)
 
     def end(self) -> None:
         if self.kernel is not None:
@@ -91,7 +92,9 @@ def test_a_lesson_holds_at_other_world_sizes(notebook: Path, world_size: int, cl
     fresh = read_notebook(classroom.folder / notebook.name)
     classroom.run(fresh, world_size, notebook.stem)
     assert sorted(classroom.folder.iterdir()) == before
-    for cell, again in zip(stored.cells, fresh.cells, strict=True):
-        if is_compared(cell) and "world-size" not in tags(cell):
-            hint = f"differs at world size {world_size}; is it to be tagged world-size?\n{cell.source}"
-            assert comparable(again) == comparable(cell), hint
+    differing = [
+        f"{cell.source}\n--- stored: {comparable(cell)}\n--- now: {comparable(again)}"
+        for cell, again in zip(stored.cells, fresh.cells, strict=True)
+        if is_compared(cell) and "world-size" not in tags(cell) and comparable(again) != comparable(cell)
+    ]
+    assert not differing, f"differs at {world_size} ranks; is it to be tagged world-size?\n" + "\n\n".join(differing)
