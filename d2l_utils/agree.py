@@ -45,7 +45,7 @@ def largest_difference(tensors: Tensors, group: dist.ProcessGroup | None = None)
     if not tensors or not dist.is_initialized():
         return 0.0
     values = torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])
-    # in one vector: the highest values, and the negatives of the lowest
+    # in one vector: the highest values, and the negatives of the lowest; a backend's MAX may drop a nan
     ends = torch.cat([values, -values]).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
     dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=group)
     highest, lowest = ends.chunk(2)

@@ -162,9 +162,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 def _keeps_no_state(optimizer: torch.optim.Optimizer | None) -> bool:
     """True for SGD without momentum: its states are 0 bytes for ever, not "not yet allocated"."""
-    return isinstance(optimizer, torch.optim.SGD) and not any(
-        group["momentum"] for group in optimizer.param_groups
-    )
+    return isinstance(optimizer, torch.optim.SGD) and not any(group["momentum"] for group in optimizer.param_groups)
 
 
 class PeakMemory:
@@ -187,9 +185,7 @@ class PeakMemory:
         self.bytes: int | None = None
         on_cpu = self.device.type == "cpu"
         self.counter = (
-            "CPU allocations seen by torch.profiler"
-            if on_cpu
-            else f"torch.{self.device.type}.max_memory_allocated"
+            "CPU allocations seen by torch.profiler" if on_cpu else f"torch.{self.device.type}.max_memory_allocated"
         )
 
     def __enter__(self) -> PeakMemory:

@@ -25,6 +25,23 @@ def past_ddp(through_ddp):
     return ddp.module.weight.grad.item(), ranks_agree(ddp), largest_difference(ddp)
 
 
+def gradient_storages():
+    """(gradients, distinct storages behind them, memory that one more backward takes, parameter bytes)."""
+    from chapter19_9.strategies import ddp
+    from d2l_utils.memory import PeakMemory
+
+    model = ddp.shard(nn.Sequential(*[nn.Linear(256, 256, bias=False) for _ in range(4)]), torch.device("cpu"))
+    x = torch.ones(1, 256)
+    for _ in range(2):
+        model(x).sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad(set_to_none=True)
+    with PeakMemory("cpu") as peak:
+        model(x).sum().backward()
+    pointers = {gradient.untyped_storage().data_ptr() for gradient in gradients}
+    return len(gradients), len(pointers), peak.bytes, sum(p.nbytes for p in model.parameters())
+
+
 class Branches(nn.Module):
     """Only the first of its layers is used."""
 

@@ -145,13 +145,20 @@ def test_averaging_by_hand_without_a_gradient_is_an_error_not_a_wait():
         run(ranks.one_without_gradient, 2)
 
 
+def test_gradients_live_inside_the_buckets():
+    gradients, storages, peak, whole = run(ranks.gradient_storages, 2)[0]
+    assert (gradients, storages) == (4, 1)
+    assert peak < whole  # DDP's own default takes the gradients a second time
+
+
 def test_differences_between_ranks():
     same, apart = [[1.0, 2.0]], [[1.0, 2.5]]
     assert run(ranks.differences, 2, values=[same, same]) == [(0.0, True)] * 2
     assert run(ranks.differences, 2, values=[same, apart]) == [(0.5, False)] * 2
     assert run(ranks.differences, 2, values=[[[1.0, -2.0]], [[1.0, 2.0]]]) == [(4.0, False)] * 2
     assert run(ranks.differences, 2, values=[[], []]) == [(0.0, True)] * 2
-    broken = run(ranks.differences, 2, values=[same, [[1.0, math.nan]]])
-    assert all(math.isnan(difference) and not agree for difference, agree in broken)
+    for odd in (math.nan, math.inf, -math.inf):
+        broken = run(ranks.differences, 2, values=[[[1.0, odd]], same])
+        assert all(math.isnan(difference) and not agree for difference, agree in broken)
     with pytest.raises(LaunchError, match="tensors have different shapes on different ranks"):
         run(ranks.differences, 2, values=[same, [[1.0]]])

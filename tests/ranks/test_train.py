@@ -5,13 +5,15 @@ order differ by some 1e-7.
 """
 
 import pytest
+import torch
 
 from chapter19_9 import theory
 from chapter19_9.compare import compare, main, table
 from chapter19_9.train import train
 from d2l_utils import LaunchError, launch
 from d2l_utils.memory import Sizes
-from d2l_utils.transformer import TransformerConfig
+from d2l_utils.text import sequences
+from d2l_utils.transformer import Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(layers=2, width=32, heads=2, length=32)
 TIED = TransformerConfig(layers=2, width=32, heads=2, length=32, tied=True, frozen=True)
@@ -39,6 +41,21 @@ def reference():
     return get
 
 
+def by_hand():
+    """The loop written out in plain torch: (losses, weights)."""
+    model = Transformer(CONFIG)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    losses = []
+    for step in range(STEPS):
+        rows = sequences(CONFIG.length, BATCH, offset=step * BATCH)
+        optimizer.zero_grad()
+        loss = model(rows[:, :-1], rows[:, 1:])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, dict(model.named_parameters())
+
+
 def assert_same(result, expected):
     """Losses, norms, gradients and weights, each tensor relative to its own norm."""
     assert result.losses == pytest.approx(expected.losses, rel=TOLERANCE)
@@ -62,11 +79,17 @@ def test_ddp_is_one_process_on_the_whole_batch(reference, n, config):
     assert ("positions.weight" in results[0].gradients) == (not config.frozen)
 
 
+def test_the_reference_is_the_plain_loop(reference):
+    losses, weights = by_hand()
+    result = reference(CONFIG)
+    assert result.losses == pytest.approx(losses, rel=TOLERANCE)
+    for name, weight in weights.items():
+        assert (result.weights[name] - weight).norm() <= TOLERANCE * weight.norm(), name
+
+
 @pytest.mark.parametrize("sync_every", [False, True])
 def test_accumulation_changes_nothing_but_the_number_of_exchanges(reference, sync_every):
-    results = run(
-        2, strategy="ddp", accumulation=3, sync_every=sync_every, seed_by_rank=True, record_step=STEPS - 1
-    )
+    results = run(2, strategy="ddp", accumulation=3, sync_every=sync_every, seed_by_rank=True, record_step=STEPS - 1)
     assert_same(results[1], reference(CONFIG))
     sent = sum(event.sent_bytes for event in results[0].recording.events if event.kind == "collective")
     assert sent == (3 if sync_every else 1) * theory.volume("ddp", theory.adamw_states(CONFIG), 2)
@@ -103,9 +126,7 @@ def test_ddp_holds_and_sends_what_the_formulas_say(n):
 def test_a_recorded_step_says_its_peak_and_the_run_is_the_same(reference):
     result = run(2, strategy="ddp", seed_by_rank=True, record_step=3, allocations=True)[0]
     assert result.recording.peak > 0
-    assert {"forward", "backward", "optimizer", "collective"} <= {
-        event.kind for event in result.recording.events
-    }
+    assert {"forward", "backward", "optimizer", "collective"} <= {event.kind for event in result.recording.events}
     assert_same(result, reference(CONFIG))
     assert run(2, strategy="ddp")[0].recording is None
 

@@ -81,6 +81,15 @@ def test_gradients_that_are_views_of_one_buffer_count_once():
     assert "gradients  128 B, 80 B of it needed" in str(now)
 
 
+def test_bytes_that_two_tensors_cover_are_needed_once():
+    model = nn.Linear(3, 5)
+    buffer = torch.zeros(18)
+    model.weight.grad = buffer[:15].view(5, 3)
+    model.bias.grad = buffer[12:17]
+    now = held(model)
+    assert (now.gradients, now.needed.gradients, now.whole.gradients) == (72, 68, 68)
+
+
 def test_a_storage_that_two_kinds_share_counts_once_in_the_total():
     model = nn.Linear(3, 5, bias=False)
     model.weight.grad = model.weight.detach()
