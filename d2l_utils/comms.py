@@ -73,6 +73,7 @@ def match(
     groups: Sequence[Any],
     default_group: tuple[int, int] | None,
     rank: int,
+    done_by: Sequence[float] = (),
 ) -> list[Event]:
     """One event a launch, with the end that its backend operation had.
 
@@ -80,6 +81,8 @@ def match(
         trace names the pair, but a process group takes its work up in the order of the launches: each launch
         takes the first operation left that started after it, can carry it out and has its size.
     groups: spans called "rank/size" around launches from Python; other launches are of ``default_group``.
+    done_by: moments at which all earlier launches from C++ were known to be done. gloo's thread tells the waiting
+        thread before the profiler, and on a busy machine may be held up between the two.
     """
     left = sorted(backends, key=lambda pair: pair[0].start)
     events = []
@@ -87,7 +90,9 @@ def match(
         operator = span.name.removeprefix("c10d::").strip("_")
         name = _NAMES.get(operator, operator)
         payload = _payload(name, record)
-        group_rank, group_size = _group(span, groups) or default_group or (None, payload.group_size)
+        group = _group(span, groups)
+        known = min((moment for moment in done_by if moment >= span.start), default=math.inf)
+        group_rank, group_size = group or default_group or (None, payload.group_size)
         elements = payload.elements
         # The list form of reduce-scatter shows only its output, and gloo runs it as one all-reduce a rank.
         parts = group_size or 1 if operator == "reduce_scatter" else 1
@@ -107,7 +112,7 @@ def match(
                 name=name,
                 rank=rank,
                 start=span.start if first is None or on_gloo else first.start,
-                end=max(part.end for part, _ in mine) if mine else None,
+                end=min(max(part.end for part, _ in mine), known if group is None else math.inf) if mine else None,
                 bytes=size,
                 sent_bytes=sent_on_ring(name, size, group_size),
                 backend=f"{'gloo' if on_gloo else 'nccl'}:{operation}" if operation else None,

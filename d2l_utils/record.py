@@ -94,7 +94,8 @@ def record(
     found = trace.Trace(profiler.profiler.kineto_results.events(), on_device)
     recording.seconds = found.seconds
     recording.began = found.began
-    recording.events = trace.read(found, recording.rank, _default_group(model))
+    ddp = isinstance(model, nn.parallel.DistributedDataParallel)
+    recording.events = trace.read(found, recording.rank, _default_group(model), ddp)
     if allocations:
         recording.memory = trace.memory_curve(found)
         recording.peak = max(point.bytes for point in recording.memory)

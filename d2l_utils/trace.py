@@ -112,18 +112,26 @@ def _sort(name: str) -> str:
     return next((sort for start, sort in begins.items() if name.startswith(start)), "operator")
 
 
-def read(trace: Trace, rank: int, default_group: tuple[int, int] | None) -> list[Event]:
+def read(trace: Trace, rank: int, default_group: tuple[int, int] | None, ddp: bool = False) -> list[Event]:
     """All events of the step in order of their starts.
 
     default_group: (this rank in it, size) of the process group of collectives that are launched from C++, where that
         can be told.
+    ddp: whether the model is DistributedDataParallel, which leaves no backward before its collectives are done.
     """
     spans = [("forward", span) for span in trace.marks.get("forward", [])]
     spans += [("backward", span) for span in _backward(trace)]
     spans += [("optimizer", span) for span in _outermost(trace.optimizers + trace.marks.get("optimizer", []))]
     if trace.on_device:
         spans = [(kind, moved) for kind, span in spans if (moved := _device_time(trace, span)) is not None]
-    sends = comms.match(trace.launches, trace.backends, trace.marks.get("group", []), default_group, rank)
+    sends = comms.match(
+        trace.launches,
+        trace.backends,
+        trace.marks.get("group", []),
+        default_group,
+        rank,
+        done_by=sorted(mark.end for mark in trace.marks.get("closing", [])) if ddp and not trace.on_device else (),
+    )
     events = [Event(kind, span.name, rank, span.start, span.end) for kind, span in spans]
     events += sends
     in_flight = union((event.start, event.end) for event in sends if event.end is not None)

@@ -64,6 +64,7 @@ def test_each_block_runs_forward_and_backward_and_then_the_optimizer_steps(ddp, 
         assert optimizer.name == "AdamW"
         assert max(e.end for e in forward) <= min(e.start for e in backward)
         assert max(e.end for e in backward) <= optimizer.start < optimizer.end <= recording.seconds
+        assert max(e.end for e in of(events, "collective")) <= optimizer.start
         for one, other in pairwise(forward):
             assert one.end <= other.start
         for one, other in pairwise(backward):

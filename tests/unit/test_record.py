@@ -320,7 +320,7 @@ def test_the_kernel_counts_bytes_that_wait_too():
     assert wire.since(None) is None
 
 
-# A trace of a GPU, made by hand: no such machine has run these tests
+# Traces made by hand: no machine with a GPU has run these tests
 
 
 class Fake:
@@ -364,6 +364,9 @@ class Fake:
     def structured_input_shapes(self):
         return self.fields["shapes"]
 
+    def shapes(self):
+        return self.fields["shapes"]
+
     def dtypes(self):
         return self.fields["types"]
 
@@ -393,3 +396,15 @@ def test_on_a_device_times_are_those_of_the_kernels():
     assert send.backend_bytes is None  # NCCL picks its algorithm as it runs
     hidden, exposed, total = hidden_and_exposed(events)
     assert [round(1e3 * x, 6) for x in (hidden, exposed, total)] == [2, 3, 5]
+
+
+def test_a_bucket_is_done_when_ddp_leaves_backward_however_late_the_thread_says_so():
+    records = [
+        Fake("d2l.step:", 0, 60),
+        Fake("c10d::allreduce_", 10, 1, shapes=[[[8]]]),
+        Fake("gloo:all_reduce", 12, 20, shapes=[[8]], types=["float"], thread=2),
+        Fake("d2l.closing:", 15, 10),
+    ]
+    for ddp, end in ((True, 25), (False, 32)):
+        (send,) = [e for e in trace.read(trace.Trace(records), 0, (0, 2), ddp) if e.kind == "collective"]
+        assert (round(1e3 * send.end, 6), send.bytes) == (end, 32)
