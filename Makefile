@@ -37,7 +37,7 @@ check: ## lint, format, types, and notebooks that agree with their text
 	$(run) -m d2l_utils.notebooks check
 
 bench: ## measure launching, recording and live changes on this machine
-	$(run) -m d2l_utils.bench $(ARGS)
+	$(run) -m tests.bench $(ARGS)
 
 soak: ## end 200 launches in every way at random, and look for what they leave behind
-	$(run) -m d2l_utils.soak $(ARGS)
+	$(run) -m tests.soak $(ARGS)

@@ -107,21 +107,23 @@ def diagnose(ending: Ending) -> LaunchError | None:
         return LaunchError(text + _others(states, states[rank]), rank=rank, kind="exit")
     if ending.supervisor_died:
         return LaunchError("the launch's own supervisor process was killed; its ranks ended with it", kind="start")
-    gone = [s.rank for s in states if s.exited or (s.rank in ending.early and not s.error)]
+    echoes = sorted([(s, s.error) for s in states if s.error], key=lambda pair: pair[1]["time"])
+    # The first rank that met the end of another saw who was gone before torchrun ended the rest.
+    early = set(echoes[0][1]["gone"]) if echoes else ending.early
+    gone = [s.rank for s in states if s.exited or (s.rank in early and not s.ended)]
     if gone:
         return LaunchError(
             f"{_ranks(gone)} exited before the others finished" + _others(states, states[gone[0]]),
             rank=gone[0],
             kind="exit",
         )
-    echoes = [(s, s.error) for s in states if s.error]
-    early = [s.rank for s in states if s.delivered]
-    if echoes and early:
+    delivered = [s.rank for s in states if s.delivered]
+    if echoes and delivered:
         text = (
-            f"{_ranks(early)} returned before the others finished, while {_ranks([s.rank for s in missing])} "
+            f"{_ranks(delivered)} returned before the others finished, while {_ranks([s.rank for s in missing])} "
             "still waited in a collective: every rank must join every collective"
         )
-        return LaunchError(f"{text}\n\n{echoes[0][1]['traceback']}", rank=early[0], kind="exit")
+        return LaunchError(f"{text}\n\n{echoes[0][1]['traceback']}", rank=delivered[0], kind="exit")
     if ending.timed_out is not None:
         return LaunchTimeout(_timeout_text(states, ending.timed_out), rank=next(iter(_absent(states)), None))
     if echoes:

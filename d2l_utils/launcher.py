@@ -254,7 +254,7 @@ def _follow(
                     line.send("stop")
             elif now - told > 10:
                 break  # the supervisor itself does not answer
-            if now - looked > 0.1:
+            if told is None and now - looked > 0.1:
                 looked = now
                 started = started or (now if any(folder.glob("rank*.pid")) else None)
                 if failed is None and _any_failed(folder, size, ending):
@@ -275,17 +275,9 @@ def _follow(
 
 def _any_failed(folder: Path, size: int, ending: errors.Ending) -> bool:
     """Whether a rank has failed, exited, or is gone without a word (which torchrun itself would wait for without end)."""
-    import psutil
-
-    failed = False
-    for state in [ranks.read(folder, rank) for rank in range(size)]:
-        if state.pid and not state.ended and not psutil.pid_exists(state.pid):
-            state = ranks.read(folder, state.rank)  # it may have written its last word in between
-            if not state.ended:
-                ending.early.add(state.rank)
-                failed = True
-        failed = failed or bool(state.error) or state.exited
-    return failed
+    ending.early.update(rank for rank in range(size) if ranks.gone(folder, rank))
+    states = [ranks.read(folder, rank) for rank in range(size)]
+    return bool(ending.early) or any(state.error or state.exited for state in states)
 
 
 def _ended(code: int) -> str:

@@ -18,7 +18,10 @@ _COLLECTIVE = ("torch/distributed/", "torch\\distributed\\")
 
 @dataclass
 class RankState:
-    """One rank as seen from outside. `error`: summary, traceback, echo (only a consequence of another rank's end), time."""
+    """One rank as seen from outside.
+
+    `error`: summary, traceback, echo (only a consequence of another rank's end), gone (ranks that it saw end without a word), time.
+    """
 
     rank: int
     pid: int | None = None
@@ -98,6 +101,20 @@ def read(folder: Path, rank: int) -> RankState:
     with contextlib.suppress(FileNotFoundError):
         state.stack = path(folder, rank, "stack").read_text(encoding="utf-8", errors="replace")
     return state
+
+
+def gone(folder: Path, rank: int) -> bool:
+    """Whether the rank's process has ended without a last word."""
+    import psutil
+
+    state = read(folder, rank)
+    if state.pid is None or state.ended:
+        return False
+    try:
+        alive = psutil.Process(state.pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        alive = False
+    return not alive and not read(folder, rank).ended  # it may have said its last word in between
 
 
 def result(folder: Path, rank: int) -> Any:

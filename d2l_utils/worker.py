@@ -174,11 +174,27 @@ def _report(error: BaseException, folder: Path, rank: int) -> int:
     if isinstance(error, SystemExit):
         summary = f"sys.exit({error.code!r})"
     echo = isinstance(error, RuntimeError) and _ECHO.search(str(error)) is not None
-    record = {"summary": summary, "traceback": reader_traceback(error), "echo": echo, "time": time.time()}
+    record = {"summary": summary, "traceback": reader_traceback(error), "echo": echo, "time": time.time(), "gone": []}
     ranks.write_json(ranks.path(folder, rank, "error"), record)
     if echo:
-        time.sleep(0.5)  # torchrun reports the first process that it sees fail: let that be the one at fault
+        _linger(record, folder, rank)
     return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) and 0 < error.code < 256 else 1
+
+
+def _linger(record: dict[str, Any], folder: Path, rank: int, seconds: float = 1.0) -> None:
+    """Let the rank at fault be seen first: torchrun reports the first process that it sees fail, and takes status 0 for success.
+
+    Whoever is gone meanwhile without a word is named in this rank's own record.
+    """
+    deadline = time.monotonic() + seconds
+    others = [other for other in range(int(os.environ["WORLD_SIZE"])) if other != rank]
+    while time.monotonic() < deadline:
+        gone = [other for other in others if ranks.gone(folder, other)]
+        if gone != record["gone"]:
+            record["gone"] = gone
+            ranks.write_json(ranks.path(folder, rank, "error"), record)
+            deadline = min(deadline, time.monotonic() + 0.5)
+        time.sleep(0.02)
 
 
 def reader_traceback(error: BaseException) -> str:

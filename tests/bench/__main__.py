@@ -1,0 +1,148 @@
+"""What `make bench` prints: launching, live changes and recording on this machine, as ratios within one run.
+
+    python -m tests.bench [--repeats 5] [--only launch,first,live,record]
+
+Every figure is a median. Things that are compared are timed in turn, one of each per round, so that a busy moment of the machine
+falls on all of them.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from tests.bench import elastic, recorder
+
+ONE_ALL_REDUCE = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+x = torch.ones(4) * dist.get_rank()
+dist.all_reduce(x)
+dist.destroy_process_group()
+"""
+
+
+def one_all_reduce():
+    """The same as the script above, for launch."""
+    import torch
+    import torch.distributed as dist
+
+    x = torch.ones(4) * dist.get_rank()
+    dist.all_reduce(x)
+
+
+def seconds(function) -> float:
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+def plain(script: Path, ranks: int) -> None:
+    """Bare torchrun, as a reader would type it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(script)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def medians(rounds: int, **what) -> dict[str, float]:
+    """Median seconds of each function, run in turn for so many rounds."""
+    taken: dict[str, list[float]] = {name: [] for name in what}
+    for _ in range(rounds):
+        for name, function in what.items():
+            taken[name].append(seconds(function))
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def show(name: str, value: float, unit: str, aim: str, good: bool | None = None) -> None:
+    verdict = "" if good is None else "met" if good else "NOT MET"
+    print(f"{name:<62} {value:>9.3f} {unit:<5} aim {aim:<16} {verdict}", flush=True)
+
+
+def launching(rounds: int) -> None:
+    """Warm launch against bare torchrun and against elastic launch that forks inside the calling process."""
+    from d2l_utils import launch
+
+    launch(one_all_reduce, world_size=2, output="quiet")
+    with tempfile.TemporaryDirectory() as folder, elastic.Forker() as forker:
+        script = Path(folder) / "one.py"
+        script.write_text(ONE_ALL_REDUCE)
+        for ranks in (2, 8):
+            found = medians(
+                rounds,
+                torchrun=lambda n=ranks: plain(script, n),
+                warm=lambda n=ranks: launch(one_all_reduce, world_size=n, output="quiet"),
+                forking=lambda n=ranks: forker.run(script, n),
+            )
+            show(f"bare torchrun, {ranks} ranks", found["torchrun"], "s", "-")
+            show(f"elastic launch forking in the caller, {ranks} ranks", found["forking"], "s", "-")
+            show(f"warm launch, {ranks} ranks", found["warm"], "s", "-")
+            ratio = found["torchrun"] / found["warm"]
+            show(f"bare torchrun / warm launch, {ranks} ranks", ratio, "x", ">= 20", ratio >= 20)
+            ratio = found["warm"] / found["forking"]
+            show(f"warm launch / elastic launch forking, {ranks} ranks", ratio, "x", "<= 1.2", ratio <= 1.2)
+
+
+def first(rounds: int) -> None:
+    """The first launch of a fresh Python, its imports included, against one bare torchrun."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / "one.py"
+        script.write_text(ONE_ALL_REDUCE)
+        code = "from d2l_utils import launch; from tests.bench.__main__ import one_all_reduce as f; launch(f, world_size=2, output='quiet')"
+        fresh = [sys.executable, "-c", code]
+        found = medians(
+            rounds,
+            torchrun=lambda: plain(script, 2),
+            first=lambda: subprocess.run(fresh, check=True, capture_output=True),
+            import_only=lambda: subprocess.run([sys.executable, "-c", "import d2l_utils"], check=True),
+            python_only=lambda: subprocess.run([sys.executable, "-c", ""], check=True),
+        )
+        ratio = found["first"] / found["torchrun"]
+        show("first launch of a process, 2 ranks", found["first"], "s", "-")
+        show("first launch / bare torchrun, 2 ranks", ratio, "x", "<= 1.2", ratio <= 1.2)
+        cost = found["import_only"] - found["python_only"]
+        show("import d2l_utils", cost, "s", "<= 0.1", cost <= 0.1)
+
+
+def live(rounds: int) -> None:
+    """From a released knob to the redrawn figure: 4 ranks, 5 training steps."""
+    from chapter19_9 import strategies
+    from chapter19_9.train import train
+    from d2l_utils import launch, plots
+    from d2l_utils.widgets import LivePanel
+
+    for name in strategies.STRATEGIES:
+
+        def run(world_size, stop, name=name):
+            return launch(train, strategy=name, steps=5, batch=24, world_size=world_size, output="quiet", stop=stop)
+
+        panel = LivePanel(run, lambda run: plots.curves({"loss": run.results[0].losses}), start={"world_size": 4})
+        taken = []
+        for _ in range(rounds):
+            taken.append(seconds(lambda panel=panel: (panel.release(), panel.wait())))
+            assert panel.error is None, panel.error
+        panel.close()
+        value = statistics.median(taken)
+        show(f"live change, 4 ranks, 5 steps: {name}", value, "s", "<= 2", value <= 2)
+
+
+def recording(rounds: int) -> None:
+    for name, value, unit, aim in recorder.measure():
+        show(name, value, unit, str(aim))
+
+
+def main() -> None:
+    parts = {"launch": launching, "first": first, "live": live, "record": recording}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--only", default=",".join(parts))
+    arguments = parser.parse_args()
+    print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, medians of {arguments.repeats}")
+    for name in arguments.only.split(","):
+        parts[name](arguments.repeats)
+
+
+if __name__ == "__main__":
+    main()
