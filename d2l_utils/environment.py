@@ -64,7 +64,7 @@ def for_ranks(
         PYTHONPATH=os.pathsep.join(entry for entry in import_path if entry),
     )
     env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # C++ warnings would land among the ranks' lines
-    env.setdefault("KINETO_LOG_LEVEL", "5")
+    env.setdefault("KINETO_LOG_LEVEL", "99")
     if sys.platform == "win32":
         env["USE_LIBUV"] = "0"  # torch for Windows is built without libuv
     return env

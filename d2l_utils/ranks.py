@@ -49,12 +49,14 @@ class RankState:
 
     @property
     def where(self) -> str:
-        """The innermost line that is not a library's, as `name.py:7 in average`."""
-        own = [f for f in self.frames if not is_library(f[0])]
+        """The innermost line that is not a library's, and the library call in it: `train.py:7 in step, inside all_reduce`."""
+        own = [index for index, frame in enumerate(self.frames) if not is_library(frame[0])]
         if not own:
             return ""
-        file, line, function = own[0]
-        return f"{os.path.basename(file)}:{line} in {function}"
+        file, line, function = self.frames[own[0]]
+        called = [name for file_, _, name in self.frames[: own[0]] if name not in ("wrapper", "inner")]
+        inside = f", inside {called[-1]}" if called else ""
+        return f"{os.path.basename(file)}:{line} in {function}{inside}"
 
 
 def is_library(file: str) -> bool:
