@@ -13,9 +13,7 @@ from d2l_utils import figure as style
 _COMBINED = ("#ffffff", "xxxx")
 
 
-def boxes(
-    before: Sequence[Any], after: Sequence[Any], *, operation: str = "", title: str | None = None
-) -> Figure:
+def boxes(before: Sequence[Any], after: Sequence[Any], *, operation: str = "", title: str | None = None) -> Figure:
     """Each rank's boxes before and after a collective, coloured by the rank whose data they hold.
 
     Arguments:
@@ -75,9 +73,7 @@ def boxes(
     return picture
 
 
-def samples(
-    epochs: Any, *, title: str | None = None, total: int | None = None, columns: int | None = None
-) -> Figure:
+def samples(epochs: Any, *, title: str | None = None, total: int | None = None, columns: int | None = None) -> Figure:
     """Which sample each rank draws, in order, over epochs; repeats are framed, missing ones counted.
 
     Arguments:
@@ -92,9 +88,7 @@ def samples(
         raise ValueError("epochs is empty; it needs at least one epoch")
     world = max(len(ranks) for ranks in epochs.values())
     longest = max((len(indices) for ranks in epochs.values() for indices in ranks), default=1) or 1
-    highest = (
-        max((index for ranks in epochs.values() for indices in ranks for index in indices), default=1) or 1
-    )
+    highest = max((index for ranks in epochs.values() for indices in ranks for index in indices), default=1) or 1
     shown = min(longest, columns or 16)
     beside = len(epochs) * shown <= 18
     shape = (1, len(epochs)) if beside else (len(epochs), 1)
@@ -134,9 +128,7 @@ def samples(
                 axes.text(0, y + 0.4, "no samples", fontsize=8, va="center", color=style.MUTED)
         drawn = sum(len(indices) for indices in ranks)
         never = "" if total is None or len(seen) == total else f", {total - len(seen)} never"
-        axes.set_title(
-            f"{label}\n" * bool(label) + f"{drawn} draws, {again} repeats{never}", fontsize=8.5, loc="left"
-        )
+        axes.set_title(f"{label}\n" * bool(label) + f"{drawn} draws, {again} repeats{never}", fontsize=8.5, loc="left")
         axes.set_xlim(-0.08, shown + 0.5 * (longest > shown))
         axes.set_ylim(-0.15, world)
         axes.set_axis_off()
@@ -170,9 +162,7 @@ def batch(micro: int, ranks: int, accumulation: int, *, title: str | None = None
     axes.set_xlim(-0.08, max(columns, 4))
     axes.set_ylim(-0.15, rows + 0.6)
     axes.set_axis_off()
-    words = (
-        f"{micro} samples × {ranks} ranks × {accumulation} passes = {micro * ranks * accumulation} per update"
-    )
+    words = f"{micro} samples × {ranks} ranks × {accumulation} passes = {micro * ranks * accumulation} per update"
     style.title(picture, title or words)
     return picture
 

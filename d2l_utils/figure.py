@@ -59,9 +59,7 @@ class Picture(Figure):
         return round(self.get_figwidth() * 100)
 
 
-def picture(
-    text: str, height: float, rows: int = 1, columns: int = 1, **layout: Any
-) -> tuple[Picture, list[Axes]]:
+def picture(text: str, height: float, rows: int = 1, columns: int = 1, **layout: Any) -> tuple[Picture, list[Axes]]:
     """A new figure of the lesson's width and `height` inches, with rows x columns axes in reading order."""
     figure = Picture(figsize=(WIDTH, height), dpi=DPI, layout="constrained", facecolor="white")
     figure.get_layout_engine().set(w_pad=0.06, h_pad=0.06, hspace=0.04)  # type: ignore[union-attr, call-arg]
@@ -101,9 +99,7 @@ def key(figure: Figure, handles: Sequence[Any], columns: int | None = None) -> N
         )  # fmt: skip
 
 
-def note(
-    axes: Axes, x: float, y: float, words: str, points: tuple[float, float] = (0, 0), **text: Any
-) -> None:
+def note(axes: Axes, x: float, y: float, words: str, points: tuple[float, float] = (0, 0), **text: Any) -> None:
     """Words at data point (x, y), moved by `points` typographic points."""
     assert axes.figure is not None
     shift = ScaledTranslation(points[0] / 72, points[1] / 72, axes.figure.dpi_scale_trans)
@@ -150,9 +146,7 @@ def png(figure: Figure, dpi: float | None = None) -> bytes:
             figure.dpi = own
     data = io.BytesIO()
     # 256 colours are plenty for flat tints and a third of the bytes: notebooks are kept in git.
-    pixels.quantize(256, dither=Image.Dither.NONE).save(
-        data, format="png", optimize=True, dpi=(dpi or own,) * 2
-    )
+    pixels.quantize(256, dither=Image.Dither.NONE).save(data, format="png", optimize=True, dpi=(dpi or own,) * 2)
     return data.getvalue()
 
 

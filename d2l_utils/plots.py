@@ -63,9 +63,7 @@ def memory_bars(
             if value is None:
                 # Not a zero and not a guess: an empty dashed box of a fixed height.
                 axes.bar(at, 0.09 * top, width, base, fc="none", ec=style.MUTED, ls=(0, (3, 2)), lw=1.2)
-                style.note(
-                    axes, at, base + 0.045 * top, f"{name[0]} not yet", fontsize=7.5, color=style.MUTED
-                )
+                style.note(axes, at, base + 0.045 * top, f"{name[0]} not yet", fontsize=7.5, color=style.MUTED)
                 base, missing = base + 0.09 * top, True
                 continue
             height = value / scale
@@ -82,9 +80,7 @@ def memory_bars(
     _bars_frame(axes, list(held), top, x, f"{unit} per rank")
     handles: list[Any] = [Patch(fc=c, hatch=h, ec="white", label=name) for name, c, h in PARTS.values()]
     if expected:
-        handles.append(
-            Line2D([], [], ls="", marker="D", mfc="white", mec=style.INK, mew=1.3, label="formula")
-        )
+        handles.append(Line2D([], [], ls="", marker="D", mfc="white", mec=style.INK, mew=1.3, label="formula"))
     if missing:
         handles.append(Patch(fc="none", ec=style.MUTED, ls=(0, (3, 2)), label="not yet allocated"))
     style.key(picture, handles)
@@ -123,9 +119,7 @@ def curves(
         )  # fmt: skip
     for at, (name, (xs, ys)) in enumerate(dots.items()):
         marker = style.MARKERS[at % 8]
-        axes.plot(
-            xs, ys, label=name, ls="", marker=marker, ms=7, mfc="white", mec=style.INK, mew=1.4, clip_on=False
-        )
+        axes.plot(xs, ys, label=name, ls="", marker=marker, ms=7, mfc="white", mec=style.INK, mew=1.4, clip_on=False)
     xticks = sorted({v for xs, _ in (*data.values(), *dots.values()) for v in xs})
     if "x" in log:
         axes.set_xscale("log", base=2)

@@ -27,6 +27,8 @@ _COMPUTE = {
 _HIDDEN = ("communication, hidden", "#e6b8d0", "")
 _EXPOSED = ("communication, exposed", style.VERMILION, "\\\\\\\\")
 
+_LANE, _GAP = 0.5, 0.5  # height of one lane of several, and between ranks; a single lane has height 1
+
 
 def timeline(events_by_rank: Any, *, title: str | None = None, ranks: int = 4) -> Figure:
     """Two lanes a rank: computing above, communication below; hidden and exposed milliseconds at the right.
@@ -40,50 +42,73 @@ def timeline(events_by_rank: Any, *, title: str | None = None, ranks: int = 4) -
     shown = dict(list(rows.items())[: max(1, ranks)])
     end = max(e.end for events in shown.values() for e in events if e.end is not None) * 1e3
 
-    picture, (axes,) = style.picture("timeline of one step", 1.05 + 0.72 * len(shown))
-    kinds: set[str] = set()
+    placed = {
+        label: _lanes([e for e in events if e.kind == "collective" and e.end is not None])
+        for label, events in shown.items()
+    }
+    # A rank whose collectives overlap gets a lane for each that runs at once.
+    depth = {
+        label: max(1.0, _LANE * (1 + max((lane for _, lane in lanes), default=0))) for label, lanes in placed.items()
+    }
+    tall = sum(1 + deep + _GAP for deep in depth.values())
+    picture, (axes,) = style.picture("timeline of one step", 1.05 + 0.29 * tall)
+    kinds = {e.kind for events in shown.values() for e in events if e.end is not None and e.kind in _COMPUTE}
     short_names: set[str] = set()
-    sent = False
+    base = tall
     for row, (label, events) in enumerate(shown.items()):
-        base = 2.5 * (len(shown) - 1 - row)
-        # Waiting lies inside the backward that waits: drawn last, on top.
-        for event in sorted(events, key=lambda e: (e.kind == "wait", e.start)):
-            if event.kind in _COMPUTE and event.end is not None:
-                _block(axes, (event.start, event.end), base + 1, *_COMPUTE[event.kind][1:], event.name, end)
-                kinds.add(event.kind)
-        busy = _busy(events)
-        placed = _lanes([e for e in events if e.kind == "collective" and e.end is not None])
-        high = 1 / (1 + max((lane for _, lane in placed), default=0))
-        for event, lane in placed:
-            span = (event.start, event.end or event.start)
-            y = base + 1 - high * (lane + 1)
-            for part in intersection([span], busy):
-                _block(axes, part, y, *_HIDDEN[1:], "", end, high)
-            for part in difference([span], busy):
-                _block(axes, part, y, *_EXPOSED[1:], "", end, high)
-            if _outline(axes, event.name, span, y, end, high) == _initials(event.name):
-                short_names.add(f"{_initials(event.name)}  {event.name}")
-        sent = sent or bool(placed)
+        base -= 1 + _GAP * (row > 0)
+        _compute(axes, events, base, end)
+        short_names |= _communication(axes, placed[label], _busy(events), base, end)
         hidden, exposed, _ = hidden_and_exposed(events)
-        words = f"{style.short(hidden * 1e3)} ms hidden\n{style.short(exposed * 1e3)} ms exposed"
-        words = words if placed else "no communication"
-        axes.text(1.015, base + 1, words, transform=axes.get_yaxis_transform(), fontsize=8.5, va="center")
+        words = f"{_ms(hidden)} ms hidden\n{_ms(exposed)} ms exposed" if placed[label] else "no communication"
+        axes.text(1.015, base, words, transform=axes.get_yaxis_transform(), fontsize=8.5, va="center")
         at_left: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "ha": "right"}
-        axes.text(-0.085, base + 1, label, fontsize=9, fontweight="bold", **at_left)
-        axes.text(-0.01, base + 1.5, "compute", fontsize=7.5, color=style.MUTED, **at_left)
-        axes.text(-0.01, base + 0.5, "comm.", fontsize=7.5, color=style.MUTED, **at_left)
+        axes.text(-0.085, base, label, fontsize=9, fontweight="bold", **at_left)
+        axes.text(-0.01, base + 0.5, "compute", fontsize=7.5, color=style.MUTED, **at_left)
+        axes.text(-0.01, base - min(depth[label], 1.2) / 2, "comm.", fontsize=7.5, color=style.MUTED, **at_left)
         if row:
-            axes.axhline(base + 2.25, color=style.RULE, lw=0.8)
+            axes.axhline(base + 1 + _GAP / 2, color=style.RULE, lw=0.8)
+        base -= depth[label]
     axes.set_xlim(0, end)
-    axes.set_ylim(-0.1, 2.5 * len(shown) - 0.4)
+    axes.set_ylim(base - 0.15, tall + 0.1)
     axes.set_yticks([])
     axes.spines["left"].set_visible(False)
     left_out = f"  ({len(rows) - len(shown)} more ranks not drawn)" if len(rows) > len(shown) else ""
     axes.set_xlabel(f"ms since the step began{left_out}", fontsize=9)
     initials = [Patch(fc="none", ec="none", label=name) for name in sorted(short_names)]
-    style.key(picture, _handles(kinds, sent) + initials, columns=4)
+    style.key(picture, _handles(kinds, any(placed.values())) + initials, columns=4)
     style.title(picture, title)
     return picture
+
+
+def _compute(axes: Any, events: Sequence[Event], base: float, end: float) -> None:
+    # Waiting lies inside the backward that waits: drawn last, on top.
+    for event in sorted(events, key=lambda e: (e.kind == "wait", e.start)):
+        if event.kind in _COMPUTE and event.end is not None:
+            _block(axes, (event.start, event.end), base, *_COMPUTE[event.kind][1:], event.name, end)
+
+
+def _communication(
+    axes: Any, placed: Sequence[tuple[Event, int]], busy: list[Interval], base: float, end: float
+) -> set[str]:
+    """Draw below `base`; returns the initials that stand for a name that did not fit."""
+    short_names = set()
+    high = 1.0 if all(lane == 0 for _, lane in placed) else _LANE
+    for event, lane in placed:
+        span = (event.start, event.end or event.start)
+        y = base - high * (lane + 1)
+        for part in intersection([span], busy):
+            _block(axes, part, y, *_HIDDEN[1:], "", end, high)
+        for part in difference([span], busy):
+            _block(axes, part, y, *_EXPOSED[1:], "", end, high)
+        if _outline(axes, event.name, span, y, end, high) == _initials(event.name):
+            short_names.add(f"{_initials(event.name)}  {event.name}")
+    return short_names
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds to a tenth, and no finer: the clock's reading is not the last digit's."""
+    return f"{seconds * 1e3:.1f}" if seconds < 0.1 else f"{seconds * 1e3:.0f}"
 
 
 def _rows(events_by_rank: Any) -> dict[str, list[Event]]:
@@ -120,24 +145,18 @@ def _block(
 
 def _outline(axes: Any, name: str, span: Interval, y: float, end: float, high: float) -> str:
     """One frame around a collective whatever its parts; returns the name that fitted."""
-    axes.add_patch(
-        Rectangle((span[0] * 1e3, y), (span[1] - span[0]) * 1e3, high, fc="none", ec=style.INK, lw=0.8)
-    )
+    axes.add_patch(Rectangle((span[0] * 1e3, y), (span[1] - span[0]) * 1e3, high, fc="none", ec=style.INK, lw=0.8))
     patch = {"boxstyle": "round,pad=0.12", "fc": "white", "ec": "none", "alpha": 0.85}
-    names = (name, _initials(name)) if high > 0.3 else ()
+    names = (name, _initials(name))
     return _name(axes, span, y + high / 2, names, end, bbox=patch, size=7.5 if high == 1 else 6)
 
 
-def _name(
-    axes: Any, span: Interval, y: float, names: Sequence[str], end: float, size: float = 7.5, **text: Any
-) -> str:
+def _name(axes: Any, span: Interval, y: float, names: Sequence[str], end: float, size: float = 7.5, **text: Any) -> str:
     """Write the first of `names` that fits between the two times, if any does."""
     start, stop = span[0] * 1e3, span[1] * 1e3
     for name in names:
         if name and (stop - start) / end > (0.0118 * len(name) + 0.006) * size / 7.5:
-            axes.text(
-                (start + stop) / 2, y, name, fontsize=size, ha="center", va="center", color=style.INK, **text
-            )
+            axes.text((start + stop) / 2, y, name, fontsize=size, ha="center", va="center", color=style.INK, **text)
             return name
     return ""
 
@@ -147,12 +166,8 @@ def _initials(name: str) -> str:
 
 
 def _handles(kinds: set[str], sent: bool) -> list[Any]:
-    entries = [entry for kind, entry in _COMPUTE.items() if kind in kinds] + (
-        [_HIDDEN, _EXPOSED] if sent else []
-    )
-    return [
-        Patch(fc=colour, hatch=hatch, ec=style.MUTED, lw=0.6, label=name) for name, colour, hatch in entries
-    ]
+    entries = [entry for kind, entry in _COMPUTE.items() if kind in kinds] + ([_HIDDEN, _EXPOSED] if sent else [])
+    return [Patch(fc=colour, hatch=hatch, ec=style.MUTED, lw=0.6, label=name) for name, colour, hatch in entries]
 
 
 def _lanes(collectives: Sequence[Event]) -> list[tuple[Event, int]]:

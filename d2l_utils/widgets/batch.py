@@ -82,12 +82,9 @@ class BatchPanel:
                 f"<tr><td>{way.micro}</td><td>{way.ranks}</td><td>{way.accumulation}</td><td>{way.size}</td></tr>"
                 for way in self.ways
             )
-            table = (
-                "<table><tr><th>micro-batch</th><th>ranks</th><th>accumulation</th><th>global batch</th></tr>"
-                f"{rows}</table>"
-                if rows
-                else ""
-            )
+            names = ("micro-batch", "ranks", "accumulation", "global batch")
+            head = "".join(f"<th>{name}</th>" for name in names)
+            table = f'<table style="line-height:1.5;text-align:right"><tr>{head}</tr>{rows}</table>' if rows else ""
             self.answer.value = f'<div role="status">{html.escape(self._sentence())}</div>{table}'
 
     def _sentence(self) -> str:

@@ -49,9 +49,7 @@ class LivePanel:
         self._takes_stop = _takes(run, "stop")
         self.knobs = _knobs(controls or {}, world_sizes, dict(start or {}))
         self.again = ipywidgets.Button(description="Run again", tooltip="run once more with these values")
-        self.stop_button = ipywidgets.Button(
-            description="Stop", tooltip="end the running ranks", disabled=True
-        )
+        self.stop_button = ipywidgets.Button(description="Stop", tooltip="end the running ranks", disabled=True)
         self.status = ipywidgets.HTML()
         self.picture = ipywidgets.HTML()
         self.log = ipywidgets.HTML()
@@ -89,15 +87,15 @@ class LivePanel:
         """What the knobs say now."""
         return {name: control.value for name, control in self.knobs.items()}
 
-    def release(self, settle: float = SETTLE) -> None:
-        """Run with the knobs' values once `settle` seconds pass without another release; not during a run."""
+    def release(self, settle: float | None = None) -> None:
+        """Run with the knobs' values once SETTLE seconds pass without another release; not during a run."""
         with self._lock:
             if self._busy:
                 return
             if self._timer is not None:
                 self._timer.cancel()
             self._idle.clear()
-            self._timer = threading.Timer(settle, self._start, [time.perf_counter()])
+            self._timer = threading.Timer(SETTLE if settle is None else settle, self._start, [time.perf_counter()])
             self._timer.daemon = True
             self._timer.start()
 
@@ -191,11 +189,7 @@ class LivePanel:
         still = ""
         if self.figure is not None:
             self.picture.value = f'<div style="opacity:0.45">{parts.image(self.figure)}</div>'
-            still = (
-                f"The picture still shows {parts.told(self._shown)}."
-                if self._shown
-                else "The picture is older."
-            )
+            still = f"The picture still shows {parts.told(self._shown)}." if self._shown else "The picture is older."
         if self._stop.is_set():
             self.status.value = parts.said(f"stopped: {parts.told(values)}. {still}")
         else:
@@ -210,9 +204,7 @@ class _Printed:
 
     def write(self, text: str) -> None:
         head, *rest = text.split("\n")
-        self._lines[-1] = (
-            (self._lines[-1] + head).rpartition("\r")[2] if "\r" in head else self._lines[-1] + head
-        )
+        self._lines[-1] = (self._lines[-1] + head).rpartition("\r")[2] if "\r" in head else self._lines[-1] + head
         self._lines += [line.rpartition("\r")[2] for line in rest]
         del self._lines[:-LOG_LINES]
         if time.perf_counter() - self._shown > SHOW_LOG_EVERY:
@@ -222,14 +214,8 @@ class _Printed:
         """Show what was printed; if nothing was, the ranks' own texts."""
         self._shown = time.perf_counter()
         text = "\n".join(self._lines)
-        if (
-            not text.strip()
-            and isinstance(output, Sequence)
-            and all(isinstance(part, str) for part in output)
-        ):
-            text = "\n".join(
-                f"[rank {rank}] {line}" for rank, part in enumerate(output) for line in part.splitlines()
-            )
+        if not text.strip() and isinstance(output, Sequence) and all(isinstance(part, str) for part in output):
+            text = "\n".join(f"[rank {rank}] {line}" for rank, part in enumerate(output) for line in part.splitlines())
         if (shown := parts.log(text)) != self._area.value:
             self._area.value = shown
 

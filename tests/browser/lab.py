@@ -98,11 +98,15 @@ class Watched:
         prompts = self.page.locator(".jp-Notebook .jp-CodeCell .jp-InputPrompt")
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
-            texts = prompts.all_inner_texts()
-            if texts and all(re.fullmatch(r"\[\d+\]:", text.strip()) for text in texts):
+            # A cell whose input is folded away shows no prompt; the kernel is idle when the last one has run.
+            texts = [text.strip() for text in prompts.all_inner_texts() if text.strip()]
+            if texts and all(re.fullmatch(r"\[\d+\]:", text) for text in texts) and self._idle():
                 return
             self.page.wait_for_timeout(100)
         raise AssertionError(f"cells still run after {timeout} s: {texts}\n{self.failures()}")
+
+    def _idle(self) -> bool:
+        return self.page.locator("#jp-main-statusbar").get_by_text("| Idle").is_visible()
 
     def failures(self) -> list[str]:
         """The text of error outputs."""

@@ -171,8 +171,18 @@ def test_timeline_splits_collectives_into_hidden_and_exposed():
     figure = timeline([EVENTS, [Event("forward", "blocks.0", 1, 0, 0.01)]])
     texts = words(figure)
     # all_reduce runs from 20 to 70 ms; the rank computes until 50 and waits from 50 to 70.
-    assert "30 ms hidden\n20 ms exposed" in texts
+    assert "30.0 ms hidden\n20.0 ms exposed" in texts
     assert "no communication" in texts
+    # The colours say the same: of 25 + 30 ms of boxes, the 20 ms in which the rank waited are exposed.
+    from matplotlib.colors import to_hex
+
+    widths: dict[str, float] = {}
+    for patch in figure.axes[0].patches:
+        if patch.get_facecolor()[3]:
+            colour = to_hex(patch.get_facecolor()).upper()
+            widths[colour] = widths.get(colour, 0) + patch.get_width()
+    assert widths[style.VERMILION] == pytest.approx(20)
+    assert widths["#E6B8D0"] == pytest.approx(35)
     assert "ms since the step began" in texts
 
 
