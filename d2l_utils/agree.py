@@ -4,7 +4,7 @@ difference."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -51,6 +51,20 @@ def largest_difference(tensors: Tensors, group: dist.ProcessGroup | None = None)
     highest, lowest = ends.chunk(2)
     difference = (highest + lowest).max().item() if ends.numel() else 0.0
     return difference if difference < float("inf") else float("nan")
+
+
+def relative_difference(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """||one - other|| / ||other||, 2-norms over all tensors as one vector, by name. Local: no rank is asked.
+
+    Raises ValueError when the names differ, or other is all zeros.
+    """
+    if one.keys() != other.keys():
+        raise ValueError(f"names differ: {sorted(one.keys() ^ other.keys())[:5]}")
+    difference = sum((one[name].double() - tensor.double()).square().sum().item() for name, tensor in other.items())
+    size = sum(tensor.double().square().sum().item() for tensor in other.values())
+    if not size:
+        raise ValueError("other is all zeros: there is nothing to be relative to")
+    return (difference / size) ** 0.5
 
 
 def _listed(tensors: Tensors) -> list[Tensor]:
