@@ -37,7 +37,7 @@ _FACTORS = {
 }  # fmt: skip
 
 
-# Glyph caches of matplotlib are shared: two widgets may draw at once.
+# matplotlib promises no thread safety, and two panels may draw at once.
 _rendering = threading.Lock()
 
 

@@ -30,7 +30,7 @@ from d2l_utils.plots import (
 MB = 10**6
 EVENTS = [
     Event("forward", "blocks.0", 0, 0.0, 0.010),
-    Event("backward", "blocks.0", 0, 0.010, 0.050),
+    Event("backward", "blocks.0", 0, 0.010, 0.070),
     Event("collective", "all_reduce", 0, 0.020, 0.045),
     Event("collective", "all_reduce", 0, 0.040, 0.070),
     Event("wait", "all_reduce", 0, 0.050, 0.070),
@@ -170,7 +170,7 @@ def test_z05_uneven_bars_keep_their_heights():
 def test_timeline_splits_collectives_into_hidden_and_exposed():
     figure = timeline([EVENTS, [Event("forward", "blocks.0", 1, 0, 0.01)]])
     texts = words(figure)
-    # all_reduce runs from 20 to 70 ms; the rank computes until 50 and waits from 50 to 70.
+    # all_reduce runs from 20 to 70 ms; backward lasts until 70, but waits from 50 on.
     assert "30.0 ms hidden\n20.0 ms exposed" in texts
     assert "no communication" in texts
     # The colours say the same: of 25 + 30 ms of boxes, the 20 ms in which the rank waited are exposed.
