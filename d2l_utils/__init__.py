@@ -7,16 +7,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from d2l_utils.errors import LaunchError, LaunchStopped, LaunchTimeout
-    from d2l_utils.launcher import Run, launch, warm_up
+    from d2l_utils.launching.errors import LaunchError, LaunchStopped, LaunchTimeout
+    from d2l_utils.launching.launcher import Run, launch, warm_up
 
 _WHERE = {
-    "launch": "launcher",
-    "Run": "launcher",
-    "warm_up": "launcher",
-    "LaunchError": "errors",
-    "LaunchStopped": "errors",
-    "LaunchTimeout": "errors",
+    "launch": "launching.launcher",
+    "Run": "launching.launcher",
+    "warm_up": "launching.launcher",
+    "LaunchError": "launching.errors",
+    "LaunchStopped": "launching.errors",
+    "LaunchTimeout": "launching.errors",
 }
 
 __all__ = ["LaunchError", "LaunchStopped", "LaunchTimeout", "Run", "launch", "warm_up"]

@@ -15,7 +15,8 @@ import threading
 import time
 from pathlib import Path
 
-from d2l_utils import LaunchError, folders, launch
+from d2l_utils import LaunchError, launch
+from d2l_utils.launching import folders
 from tests.ranks.leftovers import none_left, processes_of
 from tests.ranks.test_endings import end
 
@@ -34,7 +35,8 @@ WORDS = {
     "children": r"^rank {c} failed: OSError: after starting a child",
 }
 KERNEL = """
-from d2l_utils import folders, launch
+from d2l_utils import launch
+from d2l_utils.launching import folders
 from tests.ranks.test_endings import end
 print(folders.base(), flush=True)
 launch(end, world_size={n}, how="sleep")

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from d2l_utils import folders, helper
+from d2l_utils.launching import folders, helper
 from tests.ranks.leftovers import none_left
 
 

@@ -172,7 +172,7 @@ def test_stop_event(way):
 
 
 def test_a_helper_that_died_is_replaced(monkeypatch):
-    from d2l_utils import helper
+    from d2l_utils.launching import helper
 
     monkeypatch.setenv("D2L_LAUNCH", "warm")
     works()
@@ -184,7 +184,7 @@ def test_a_helper_that_died_is_replaced(monkeypatch):
 
 
 def test_warm_that_cannot_start_turns_cold_and_says_so(monkeypatch, capsys):
-    from d2l_utils import helper, launcher
+    from d2l_utils.launching import helper, launcher
 
     def refuse(request):
         raise helper.Unavailable("the test says no")

@@ -15,7 +15,8 @@ from jupyter_client.manager import KernelManager
 from tests.ranks.leftovers import none_left, processes_of
 
 SETUP = """
-from d2l_utils import launch, folders
+from d2l_utils import launch
+from d2l_utils.launching import folders
 print(folders.base())
 def endless():
     import torch, torch.distributed as dist

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from d2l_utils import launch
-from d2l_utils.environment import cores
+from d2l_utils.launching.environment import cores
 
 CORES = cores()
 
@@ -137,7 +137,8 @@ def test_L28_twenty_launches_leave_no_litter(tmp_path):
     """In a temporary folder of its own: a launch's files go with its run, the rest with the process."""
     code = """
 import os
-from d2l_utils import folders, launch
+from d2l_utils import launch
+from d2l_utils.launching import folders
 from tests.ranks.test_machine import add
 for n in range(20):
     run = launch(add, world_size=1, number=1, output="quiet")
@@ -152,7 +153,7 @@ print(len(os.listdir(os.environ["TMPDIR"])), len(list(folders.base().glob("run-*
 def test_L28_tmpdir_that_cannot_be_written(tmp_path):
     code = (
         "import tempfile, os; tempfile._candidate_tempdir_list = lambda: [os.environ['TMPDIR']]\n"
-        "from d2l_utils import folders\ntry:\n    folders.base()\nexcept OSError as e:\n    print(e)"
+        "from d2l_utils.launching import folders\ntry:\n    folders.base()\nexcept OSError as e:\n    print(e)"
     )
     env = {**os.environ, "TMPDIR": str(tmp_path / "missing")}
     text = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
@@ -160,13 +161,17 @@ def test_L28_tmpdir_that_cannot_be_written(tmp_path):
 
 
 def test_L28_a_killed_process_is_tidied_up_by_the_next(tmp_path):
-    code = "from d2l_utils import folders; import os; print(folders.base(), flush=True); os.kill(os.getpid(), 9)"
+    code = (
+        "from d2l_utils.launching import folders; import os; print(folders.base(), flush=True); os.kill(os.getpid(), 9)"
+    )
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     dead = subprocess.run(
         [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
     ).stdout.strip()
     assert os.path.isdir(dead)
-    subprocess.run([sys.executable, "-c", "from d2l_utils import folders; folders.base()"], env=env, check=True)
+    subprocess.run(
+        [sys.executable, "-c", "from d2l_utils.launching import folders; folders.base()"], env=env, check=True
+    )
     assert not os.path.isdir(dead)
 
 

@@ -7,7 +7,8 @@ import time
 
 import pytest
 
-from d2l_utils import launch, output
+from d2l_utils import launch
+from d2l_utils.launching import output
 
 
 def counts(lines, pause=0.0):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from d2l_utils.agree import relative_difference
 
 

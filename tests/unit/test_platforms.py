@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from d2l_utils import environment, helper, launcher
+from d2l_utils.launching import environment, helper, launcher
 
 
 def ranks_env(monkeypatch, platform, **inherited):
@@ -49,7 +49,7 @@ def test_L33_output_does_not_rely_on_torchruns_own_redirects(monkeypatch, platfo
         (line,) = launcher.agent_arguments(["script.py"], "FOLDER", 2, 1, warm)
         assert not [part for part in line if part.startswith(("--redirects", "--tee", "--log-dir"))]
     (cold,) = launcher.agent_arguments(["script.py"], "FOLDER", 2, 1, warm=False)
-    assert cold[-3:] == ["--module", "d2l_utils.worker", "script.py"] and "--start-method=fork" not in cold
+    assert cold[-3:] == ["--module", "d2l_utils.launching.worker", "script.py"] and "--start-method=fork" not in cold
 
 
 def test_cold_supervisor_is_this_python(monkeypatch, tmp_path):

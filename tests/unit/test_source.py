@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from d2l_utils import launch, source
+from d2l_utils import launch
+from d2l_utils.launching import source
 
 
 @dataclass(frozen=True)

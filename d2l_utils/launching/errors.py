@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from d2l_utils.ranks import RankState
+from d2l_utils.launching.ranks import RankState
 
 
 class LaunchError(RuntimeError):

@@ -160,6 +160,15 @@ def kill_all(seconds: float = 5.0) -> list[int]:
     return [process.pid for process in left if process.is_running()] if has_children() else []
 
 
+def host_store(folder: str) -> Any:
+    """The store through which the agents and ranks of a warm launch meet; see rendezvous.py for why it lives here."""
+    from pathlib import Path
+
+    from d2l_utils.launching.rendezvous import host
+
+    return host(Path(folder))
+
+
 def dump_stacks(folder: str) -> None:
     """Have each rank write where it stands (worker.py registered that), to name the ranks that never joined."""
     if not hasattr(signal, "SIGUSR1"):
@@ -190,6 +199,7 @@ def run(request: dict[str, Any], line: Any, warm: bool) -> int:
         for i, arguments in enumerate(request["agents"])
     ]
     # Only after the forks: this process must have no thread when it forks.
+    store = host_store(folder) if warm else None
     channel = Channel(line.makefile("rb"), line.makefile("wb")) if warm else Channel(line[0], line[1])
     statuses: dict[int, int] = {}
     begun = time.monotonic()
@@ -201,6 +211,7 @@ def run(request: dict[str, Any], line: Any, warm: bool) -> int:
     if channel.dump.is_set():
         dump_stacks(folder)
     left = kill_all()
+    del store
     gone = channel.kernel_gone  # asked before the last word: a kernel that has heard it hangs up too
     if gone or not channel.ended({"statuses": [statuses.get(pid) for pid in agents], "left": left}):
         shutil.rmtree(folder, ignore_errors=True)

@@ -67,7 +67,7 @@ def become_supervisor(request_path: str, channel: socket.socket) -> None:
         with open(request_path, encoding="utf-8") as file:
             request = json.load(file)
         sys.path[:] = request["path"]
-        from d2l_utils import supervisor  # only now: its newest source
+        from d2l_utils.launching import supervisor  # only now: its newest source
 
         status = supervisor.run(request, channel, warm=True)
     except BaseException:

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from d2l_utils import environment, folders
+from d2l_utils.launching import environment, folders
 
 _HERE = Path(__file__).resolve().parent
 _READY_SECONDS = 90.0  # importing torch from a cold disk on a busy laptop

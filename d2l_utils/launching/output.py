@@ -7,7 +7,7 @@ from collections import deque
 from pathlib import Path
 from typing import BinaryIO
 
-from d2l_utils import ranks
+from d2l_utils.launching import ranks
 
 HEAD = TAIL = (
     1000  # lines shown of a launch that prints more than both together; JupyterLab drops what comes much faster

@@ -45,7 +45,7 @@ def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dic
         "\n".join(sorted(imports)),
         *parts,
     ]
-    main = f'if __name__ == "__main__":\n    from d2l_utils.worker import run\n\n    run({call})'
+    main = f'if __name__ == "__main__":\n    from d2l_utils.launching.worker import run\n\n    run({call})'
     return "\n\n\n".join(part for part in [*lines, main] if part) + "\n"
 
 

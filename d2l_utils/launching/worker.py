@@ -1,8 +1,9 @@
 """What runs inside a rank: its output, its session, its result, its error.
 
-A script that `launch` wrote ends in `from d2l_utils.worker import run; run(function, ...)`. `run` also works under plain torchrun,
-on a laptop or a cluster, with nothing of ours around it; then the results are printed. Under `launch`, torchrun starts this
-module with the script as its argument (`main`), which first sets up output, limits and error reports.
+A script that `launch` wrote ends in `from d2l_utils.launching.worker import run` and `run(function, ...)`. It also works
+under plain torchrun, on a laptop or a cluster, with nothing of ours around it; then the results are printed. Under
+`launch`, torchrun starts this module with the script as its argument (`main`), which first sets up output, limits and
+error reports.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from d2l_utils import ranks
+from d2l_utils.launching import ranks
 
 # Errors that a rank sees because another one ended: never the first cause.
 _ECHO = re.compile(
@@ -43,7 +44,7 @@ def main(arguments: list[str]) -> None:
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=stack)
     if sys.platform == "linux":
-        from d2l_utils.supervisor import die_with_parent
+        from d2l_utils.launching.supervisor import die_with_parent
 
         die_with_parent()
         # A forked rank inherits torchrun's own handlers, which would turn its end by SIGTERM into an exception of its own.
@@ -194,6 +195,8 @@ def _linger(record: dict[str, Any], folder: Path, rank: int, seconds: float = 1.
             record["gone"] = gone
             ranks.write_json(ranks.path(folder, rank, "error"), record)
             deadline = min(deadline, time.monotonic() + 0.5)
+        if any(ranks.read(folder, other).delivered for other in others):
+            return  # it returned early: nobody has to be waited for
         time.sleep(0.02)
 
 
@@ -247,6 +250,6 @@ def _end_process_group(code: int) -> None:
 
 if __name__ == "__main__":
     # torchrun runs this file as `__main__`; the script imports it by name. One module must do both.
-    from d2l_utils.worker import main as named_main
+    from d2l_utils.launching.worker import main as named_main
 
     named_main(sys.argv[1:])

@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from d2l_utils import environment, errors, folders, helper, output, ranks, rendezvous, source
 from d2l_utils.device import Choice, check_world_size, choose
+from d2l_utils.launching import environment, errors, folders, helper, output, ranks, rendezvous, source
 
 _GRACE = 3.0  # seconds that the others have to end by themselves once a rank has failed
 _WORKER = Path(__file__).resolve().with_name("worker.py")
@@ -162,14 +162,14 @@ def command_for(script: list[str], world_size: int, nodes: int, python: str) -> 
 
 def agent_arguments(script: list[str], folder: str, world_size: int, nodes: int, warm: bool) -> list[list[str]]:
     """torchrun's arguments, one list a node."""
-    worker = ["--run-path", "--start-method=fork", str(_WORKER)] if warm else ["--module", "d2l_utils.worker"]
+    worker = ["--run-path", "--start-method=fork", str(_WORKER)] if warm else ["--module", "d2l_utils.launching.worker"]
     return [
         [
             f"--nnodes={nodes}",
             f"--nproc-per-node={world_size // nodes}",
             f"--rdzv-backend={rendezvous.NAME}",
             f"--rdzv-endpoint={folder}",
-            f"--rdzv-conf=node={node}",
+            f"--rdzv-conf=node={node},host={int(node == 0 and not warm)}",
             "--rdzv-id=launch",
             "--local-addr=127.0.0.1",
             "--monitor-interval=0.02",
