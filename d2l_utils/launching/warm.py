@@ -38,6 +38,7 @@ PRELOAD = (
 
 def preload(parent: int) -> None:
     """Import everything once. Leaves at once when the kernel died meanwhile."""
+    gc.disable()  # what is imported here stays: looking for garbage meanwhile only costs time
     with warnings.catch_warnings(action="ignore"):
         for name in PRELOAD:
             if os.getppid() != parent:
@@ -49,7 +50,7 @@ def preload(parent: int) -> None:
     # torch.distributed loads torchrun's plug-ins, ours among them: forget it, or its code would be the one of now, for ever.
     for name in [n for n in sys.modules if n.partition(".")[0] in ("d2l_utils", "chapter19_9")]:
         del sys.modules[name]
-    gc.collect()
+    gc.enable()
     gc.freeze()  # the forks then share these pages instead of copying them at their first collection
 
 
