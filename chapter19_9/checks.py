@@ -28,11 +28,15 @@ def check_batch(batch: int, ranks: int, accumulation: int = 1) -> int:
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """ValueError unless the optimizer holds the parameters that the model has now: made too early, it
-    trains old ones."""
+    """ValueError unless the optimizer holds the parameters that the model has now, or the shards that stand
+    for them: made too early, it trains old ones."""
     has = {id(parameter): name for name, parameter in model.named_parameters()}
-    holds = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     trained = {id(parameter) for parameter in model.parameters() if parameter.requires_grad}
+    for flat in vars(model).get("flats", []):  # hand-written ZeRO trains shards in place of these
+        trained -= {id(entry.parameter) for entry in flat.entries if id(entry.parameter) in has}
+        has[id(flat.shard)] = f"shard of {flat.entries[0].names[0]}"
+        trained |= {id(flat.shard)} if flat.trained else set()
+    holds = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     if missing := [has[key] for key in trained - holds]:
         raise ValueError(
             f"the optimizer does not hold {len(missing)} of the model's parameters, "

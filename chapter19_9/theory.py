@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "States", "adamw_states", "combinations", "global_batch", "memory", "nearest", "volume"]
 
 
+STATES = ("parameters", "gradients", "optimizer")
+
+
 @dataclass(frozen=True)
 class States:
     """Bytes of the model states: M_P, M_G, M_O."""
@@ -53,15 +56,14 @@ def adamw_states(config: TransformerConfig, element: int = 4) -> States:
 
 
 def memory(strategy: Strategy | str, states: States, n: int) -> States:
-    """Bytes of model states on each of ``n`` ranks, at rest. Replicated states do not depend on ``n``.
+    """Bytes of model states on each of ``n`` ranks, at rest, as the textbook has it: a replicated state does
+    not depend on ``n``, a sharded one is divided by it. ``exact_memory`` knows padding and uneven shares.
 
-    Raises ValueError for an unknown strategy, a bad ``n``, or a layout that has no formula here yet.
+    Raises ValueError for an unknown strategy or a bad ``n``.
     """
     facts = _facts(strategy, n)
-    for name in ("parameters", "gradients", "optimizer"):
-        if getattr(facts, name) != "replicated":
-            raise ValueError(f"strategy {facts.name!r} has {name} {getattr(facts, name)}: no formula for that yet")
-    return states
+    divided = {name: getattr(states, name) / (n if getattr(facts, name) == "sharded" else 1) for name in STATES}
+    return States(**divided)
 
 
 def volume(strategy: Strategy | str, states: States, n: int) -> float:

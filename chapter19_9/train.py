@@ -10,11 +10,13 @@ together see what one process sees.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from torch import Tensor, nn
 
 from chapter19_9 import strategies
 from chapter19_9.checks import check_batch, check_gradients, check_optimizer
+from chapter19_9.strategies.shards import global_norm
 from d2l_utils.agree import digest, largest_difference, ranks_agree
 from d2l_utils.device import rank_device
 from d2l_utils.memory import Held, held
@@ -49,14 +52,15 @@ class Result:
     losses         : mean loss over the whole global batch, in nats; the same on every rank. Before the
                      step's update.
     local_losses   : mean loss over this rank's own part.
-    gradient_norms : 2-norm of this rank's whole gradient, after any averaging.
+    gradient_norms : 2-norm of the whole gradient, after any averaging and before any clipping.
     seconds        : forward, backward and optimizer step; the first includes torch's own warm-up.
     differences    : largest difference between the ranks' weights after the step; empty unless asked for.
     held           : bytes held after the last step, gradients included.
-    agree          : all ranks end with exactly the same weights.
-    changed        : training changed this rank's weights.
+    agree          : all ranks end with exactly the same weights. Of weights in shards: each rank gathers the
+                     same whole ones.
+    changed        : training changed the weights.
     recording      : the recorded step (``d2l_utils.events.Recording``), or None.
-    weights, gradients : by parameter name, on the CPU, after the last step; None unless asked for.
+    weights, gradients : whole ones by parameter name, on the CPU, after the last step; None unless asked for.
     """
 
     strategy: str
@@ -84,6 +88,8 @@ def train(
     accumulation: int = 1,
     lr: float = 1e-3,
     bucket_mb: float | None = None,
+    options: Mapping[str, Any] | None = None,
+    clip: float | None = None,
     average: bool = False,
     sync_every: bool = False,
     seed_by_rank: bool = False,
@@ -97,6 +103,8 @@ def train(
     batch         : samples in a step over all ranks (the global batch), each of ``config.length`` tokens.
     accumulation  : backward passes in a step; the global batch must divide by ranks x accumulation.
     bucket_mb     : DDP's bucket size in MiB.
+    options       : the strategy's own settings, by the names that its ``shard`` gives them.
+    clip          : scale the whole gradient down to this 2-norm before the optimizer step.
     average       : average the gradients by hand after backward, with ``average_gradients``.
     sync_every    : let every backward of an accumulation communicate, not the last one only.
     seed_by_rank  : give each rank's model other first weights; a strategy that starts by making them equal
@@ -112,26 +120,32 @@ def train(
     micro = check_batch(batch, n, accumulation)
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps is {steps!r}: it must be a whole number of at least 1")
+    if average and facts.gradients == "sharded":
+        raise ValueError(
+            f"average is True: strategy {strategy!r} averages gradients itself, and keeps only shards of them"
+        )
     if record_step is not None and record_step not in range(steps):
         raise ValueError(f"record_step is {record_step!r}: it must be from 0 to {steps - 1}, or None")
     module = facts.load()
-    options = {"bucket_mb": bucket_mb} if bucket_mb is not None else {}
-    if unknown := options.keys() - inspect.signature(module.shard).parameters.keys():
+    settings = {**(options or {}), **({"bucket_mb": bucket_mb} if bucket_mb is not None else {})}
+    if unknown := settings.keys() - inspect.signature(module.shard).parameters.keys():
         raise ValueError(f"{', '.join(unknown)}: strategy {strategy!r} has no such setting")
 
     plain = Transformer(replace(config, seed=config.seed + rank) if seed_by_rank else config)
-    model = module.shard(plain, device, **options)
+    model = module.shard(plain, device, **settings)
     optimizer = module.optimizer(model, lr)
     if facts.parameters == "replicated" and not ranks_agree(plain):
         apart = largest_difference(plain)
         raise ValueError(
             f"the ranks start from different weights, {apart:.3g} apart: strategy {strategy!r} does not make them equal"
         )
-    if facts.optimizer == "replicated":
-        check_optimizer(model, optimizer)
+    gathered = getattr(module, "gathered", None)
+    whole = partial(gathered, model) if gathered else partial(_whole, plain)
+    parts = getattr(module, "gradient_parts", None)
+    check_optimizer(model, optimizer)
     pause = getattr(module, "accumulating", None)
     pausing = nullcontext if pause is None or sync_every else lambda: pause(model)
-    before = digest(plain)
+    before = _digest(whole())
 
     kept: dict[str, list[float]] = {name: [] for name in ("losses", "local", "norms", "seconds", "differences")}
     recording = None
@@ -144,15 +158,17 @@ def train(
             loss = forward_backward(model, tokens, targets, [micro] * accumulation, pausing)
             if average:
                 average_gradients(model)
+            norm = None if clip is None else gradient_norm(model, parts, clip)
             optimizer.step()
             kept["seconds"].append(_now(device) - start)
         # What is measured comes after the step, so that it is in no timing and no recording.
         recording = recorded or recording
         kept["local"].append(loss.item())
         kept["losses"].append(_mean(loss))
-        kept["norms"].append(gradient_norm(plain))
+        kept["norms"].append(gradient_norm(model, parts) if norm is None else norm)
         if differences:
-            kept["differences"].append(largest_difference(plain))
+            kept["differences"].append(largest_difference([tensor for _, tensor in whole()]))
+    after = _digest(whole())
     return Result(
         strategy=strategy,
         rank=rank,
@@ -162,14 +178,12 @@ def train(
         gradient_norms=kept["norms"],
         seconds=kept["seconds"],
         differences=kept["differences"],
-        held=held(model, optimizer),
-        agree=ranks_agree(plain),
-        changed=digest(plain) != before,
+        held=held(model, optimizer, gradients=parts(model) if parts else ()),
+        agree=ranks_agree([torch.frombuffer(bytearray(after), dtype=torch.uint8).to(device)]),
+        changed=after != before,
         recording=recording,
-        weights={k: p.detach().cpu().clone() for k, p in plain.named_parameters()} if weights else None,
-        gradients={k: p.grad.cpu().clone() for k, p in plain.named_parameters() if p.grad is not None}
-        if weights
-        else None,
+        weights={name: tensor.cpu().clone() for name, tensor in whole()} if weights else None,
+        gradients={name: tensor.cpu().clone() for name, tensor in whole(gradients=True)} if weights else None,
     )
 
 
@@ -214,10 +228,30 @@ def average_gradients(model: nn.Module) -> None:
             parameter.grad /= dist.get_world_size()
 
 
-def gradient_norm(model: nn.Module) -> float:
-    """2-norm of all of the model's gradients on this rank, as one vector."""
-    norms = [parameter.grad.norm() for parameter in model.parameters() if parameter.grad is not None]
-    return torch.stack(norms).norm().item() if norms else 0.0
+def gradient_norm(
+    model: nn.Module, parts: Callable[[nn.Module], Iterable[Tensor]] | None = None, limit: float | None = None
+) -> float:
+    """2-norm of all of the model's gradients, as one vector; scaled down to ``limit`` when it is more.
+
+    parts: of a gradient that lies in parts on the ranks, gives this rank's; else this rank has all of it.
+    """
+    if parts is not None:
+        return global_norm(parts(model), limit)
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return global_norm(gradients, limit, alone=True)
+
+
+def _whole(model: nn.Module, gradients: bool = False) -> Iterator[tuple[str, Tensor]]:
+    """(name, tensor) of each parameter or gradient of a model that every rank holds whole."""
+    for name, parameter in model.named_parameters():
+        tensor = parameter.grad if gradients else parameter.detach()
+        if tensor is not None:
+            yield name, tensor
+
+
+def _digest(tensors: Iterable[tuple[str, Tensor]]) -> bytes:
+    """32 bytes that tell these exact tensors from others; looks at one at a time."""
+    return hashlib.sha256(b"".join(digest([tensor]) for _, tensor in tensors)).digest()
 
 
 def _place() -> tuple[int, int, torch.device]:

@@ -76,10 +76,13 @@ class Held(Sizes):
         return "\n".join(lines)
 
 
-def held(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Held:
-    """The model states that this rank holds now. Counts what exists: looks at no formula, copies nothing."""
+def held(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, gradients: Iterable[Tensor] = ()) -> Held:
+    """The model states that this rank holds now. Counts what exists: looks at no formula, copies nothing.
+
+    gradients: further ones, which no parameter of the model holds as its ``grad``.
+    """
     parameters = list(model.parameters())
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [*gradients, *(parameter.grad for parameter in parameters if parameter.grad is not None)]
     states = None if optimizer is None else _states(optimizer)
     p, g = _Tally(parameters), _Tally(gradients)
     o = _Tally(states or [])

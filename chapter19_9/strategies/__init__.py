@@ -8,12 +8,14 @@ Reading it needs no torch. Each strategy is a module of this package with
     shard(model, device, **options) -> model            places the model and wraps or shards it
     optimizer(model, lr) -> torch.optim.Optimizer       made from what shard returned
     accumulating(model) -> context manager              optional: backward inside it does not communicate
+    gradient_parts(model) -> tensors                    where gradients end in parts: this rank's
+    gathered(model, gradients=False) -> (name, tensor)  where model.parameters() are not the whole ones
 """
 
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Literal
 
@@ -23,14 +25,21 @@ State = Literal["parameters", "gradients", "optimizer"]
 
 @dataclass(frozen=True)
 class Exchange:
-    """One collective over all bytes of one state, once in every step."""
+    """One collective over all bytes of one state.
+
+    part  : of which units: all, those of the blocks, or the root's.
+    every : once in a step, or in every forward or backward of a step that accumulates gradients.
+    """
 
     collective: str
     of: State
     when: Literal["forward", "backward", "optimizer"]
+    part: Literal["all", "blocks", "root"] = "all"
+    every: Literal["step", "pass"] = "step"
 
     def __str__(self) -> str:
-        return f"{self.collective} of {self.of} in {self.when}"
+        where = "" if self.part == "all" else f" ({self.part})"
+        return f"{self.collective} of {self.of}{where} in {self.when}"
 
 
 @dataclass(frozen=True)
@@ -38,10 +47,15 @@ class Strategy:
     """Facts about one way to train on N ranks.
 
     name, title                      : its key, and its name for a reader.
-    parameters, gradients, optimizer : where these states are: whole on every rank, or in parts.
+    parameters, gradients, optimizer : where these states are at rest: whole on every rank, or in parts.
     communicates                     : what a step exchanges; empty when the ranks do not talk.
     api                              : the public names that it is made of.
     source                           : the paper or documentation page that it follows.
+    cut                              : how the sharded states are cut into parts. "flat": units laid end to end
+                                       and padded; "tensors": whole tensors, to the rank with the fewest
+                                       elements; "rows": each tensor by dimension 0.
+    units                            : what is laid together, or gathered together.
+    align                            : in a flat vector each tensor begins at a multiple of so many elements.
     module                           : the file in this package.
     """
 
@@ -53,6 +67,9 @@ class Strategy:
     gradients: Layout = "replicated"
     optimizer: Layout = "replicated"
     communicates: tuple[Exchange, ...] = ()
+    cut: Literal["none", "flat", "tensors", "rows"] = "none"
+    units: Literal["model", "blocks"] = "model"
+    align: int = 1
 
     @property
     def module(self) -> str:
@@ -62,6 +79,15 @@ class Strategy:
         """The strategy's module, imported now."""
         return importlib.import_module(self.module)
 
+
+_ZERO = "ZeRO (arXiv 1910.02054)"
+_FSDP1 = "PyTorch FSDP (arXiv 2304.11277)"
+_FSDP2 = "torch.distributed.fsdp.fully_shard documentation"
+_GATHER = Exchange("all_gather", "parameters", "forward", every="pass")
+_GATHER_AGAIN = Exchange("all_gather", "parameters", "backward", every="pass")
+_REDUCE = Exchange("reduce_scatter", "gradients", "backward")
+_REDUCE_EACH = Exchange("reduce_scatter", "gradients", "backward", every="pass")
+_NEW = Exchange("all_gather", "parameters", "optimizer")
 
 _ALL = (
     Strategy(
@@ -76,6 +102,111 @@ _ALL = (
         api="torch.nn.parallel.DistributedDataParallel",
         source="PyTorch Distributed (arXiv 2006.15704)",
         communicates=(Exchange("all_reduce", "gradients", "backward"),),
+    ),
+    Strategy(
+        name="zero1",
+        title="ZeRO-1 by hand",
+        api="torch.distributed",
+        source=f"{_ZERO}, P_os",
+        optimizer="sharded",
+        communicates=(Exchange("reduce_scatter", "gradients", "optimizer"), _NEW),
+        cut="flat",
+    ),
+    Strategy(
+        name="zero2",
+        title="ZeRO-2 by hand",
+        api="torch.distributed",
+        source=f"{_ZERO}, P_os+g",
+        gradients="sharded",
+        optimizer="sharded",
+        communicates=(_REDUCE_EACH, _NEW),
+        cut="flat",
+        units="blocks",
+    ),
+    Strategy(
+        name="zero3",
+        title="ZeRO-3 by hand",
+        api="torch.distributed",
+        source=f"{_ZERO}, P_os+g+p",
+        parameters="sharded",
+        gradients="sharded",
+        optimizer="sharded",
+        communicates=(_GATHER, _GATHER_AGAIN, _REDUCE_EACH),
+        cut="flat",
+        units="blocks",
+    ),
+    Strategy(
+        name="zero_redundancy",
+        title="DDP + ZeroRedundancyOptimizer",
+        api="torch.distributed.optim.ZeroRedundancyOptimizer",
+        source="torch.distributed.optim documentation",
+        optimizer="sharded",
+        communicates=(
+            Exchange("all_reduce", "gradients", "backward"),
+            Exchange("broadcast", "parameters", "optimizer"),
+        ),
+        cut="tensors",
+    ),
+    Strategy(
+        name="fsdp1",
+        title="FSDP1 FULL_SHARD",
+        api="torch.distributed.fsdp.FullyShardedDataParallel",
+        source=_FSDP1,
+        parameters="sharded",
+        gradients="sharded",
+        optimizer="sharded",
+        communicates=(_GATHER, replace(_GATHER_AGAIN, part="blocks"), _REDUCE),
+        cut="flat",
+        units="blocks",
+        align=4,
+    ),
+    Strategy(
+        name="fsdp1_grad_op",
+        title="FSDP1 SHARD_GRAD_OP",
+        api="torch.distributed.fsdp.FullyShardedDataParallel",
+        source=_FSDP1,
+        parameters="sharded",
+        gradients="sharded",
+        optimizer="sharded",
+        communicates=(_GATHER, _REDUCE),
+        cut="flat",
+        units="blocks",
+        align=4,
+    ),
+    Strategy(
+        name="fsdp2",
+        title="FSDP2, reshard after forward",
+        api="torch.distributed.fsdp.fully_shard",
+        source=_FSDP2,
+        parameters="sharded",
+        gradients="sharded",
+        optimizer="sharded",
+        communicates=(_GATHER, _GATHER_AGAIN, _REDUCE),
+        cut="rows",
+        units="blocks",
+    ),
+    Strategy(
+        name="fsdp2_no_reshard",
+        title="FSDP2, no reshard after forward",
+        api="torch.distributed.fsdp.fully_shard",
+        source=_FSDP2,
+        parameters="sharded",
+        gradients="sharded",
+        optimizer="sharded",
+        communicates=(_GATHER, _REDUCE),
+        cut="rows",
+        units="blocks",
+    ),
+    Strategy(
+        name="fsdp2_root_only",
+        title="FSDP2 on the root only",
+        api="torch.distributed.fsdp.fully_shard",
+        source=_FSDP2,
+        parameters="sharded",
+        gradients="sharded",
+        optimizer="sharded",
+        communicates=(_GATHER, _REDUCE),
+        cut="rows",
     ),
 )
 STRATEGIES = {strategy.name: strategy for strategy in _ALL}
