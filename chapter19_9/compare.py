@@ -1,7 +1,7 @@
 """Measured beside formula, for any strategies and world sizes. In a terminal: ``python -m
 chapter19_9.compare --help``.
 
-    rows = compare(strategies=("single", "ddp"), world_sizes=(1, 2, 4))
+    rows = compare(strategies=("ddp", "zero1", "zero2", "zero3"), world_sizes=(2, 4))
     print(table(rows))
 
 Every figure in the columns "measured" comes from a run on real ranks; the formulas stand beside them.
@@ -10,13 +10,14 @@ Every figure in the columns "measured" comes from a run on real ranks; the formu
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from chapter19_9 import theory
-from chapter19_9.strategies import get
+from chapter19_9.strategies import STRATEGIES, get
 from d2l_utils.transformer import TransformerConfig
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ class Row:
 
     held, held_formula : model states at rest, after a step, in bytes.
     sent, sent_formula : logical bytes that one rank sends in a step (on an ideal ring), mean over the ranks.
+    peak               : most bytes at one moment of a step: model states, gathered weights, whole gradients and
+                         activations. It has no formula here.
     losses             : global mean loss of each step, in nats.
     loss_error         : largest relative difference from the losses of one process on the whole batch.
     agree              : all ranks end with the same weights.
@@ -46,6 +49,7 @@ class Row:
     held_formula: theory.States
     sent: float
     sent_formula: float
+    peak: int
     losses: tuple[float, ...]
     loss_error: float
     agree: bool
@@ -61,7 +65,7 @@ class Row:
 
 
 def compare(
-    strategies: Sequence[str] = ("single", "ddp"),
+    strategies: Sequence[str] = tuple(STRATEGIES),
     world_sizes: Sequence[int] = (1, 2, 4),
     config: TransformerConfig = DEFAULT,
     *,
@@ -82,8 +86,10 @@ def compare(
     from d2l_utils import launch
     from d2l_utils.device import check_world_size
 
-    if steps < 2:
-        raise ValueError(f"steps is {steps}: it must be at least 2, since the last one is recorded")
+    if steps < 3:
+        raise ValueError(
+            f"steps is {steps}: it must be at least 3: the last is recorded, and DDP settles in the second"
+        )
     sizes = [check_world_size(n, "world_sizes") for n in world_sizes]
     for n in sizes:
         check_batch(batch, n)
@@ -100,29 +106,32 @@ def compare(
             steps=steps,
             batch=batch,
             record_step=steps - 1,
+            allocations=True,
         )
         return run.results
 
-    states = theory.adamw_states(config)
+    shapes = theory.shapes(config)
     reference = results("single", 1)
     done = {("single", 1): reference}
     for key in wanted:
         if key not in done:
             done[key] = results(*key)
-    return [_row(done[key], reference[0].losses, states) for key in wanted]
+    return [_row(done[key], reference[0].losses, shapes) for key in wanted]
 
 
-def _row(ranks: list[Result], reference: list[float], states: theory.States) -> Row:
+def _row(ranks: list[Result], reference: list[float], shapes: list[theory.Shape]) -> Row:
     first, n = ranks[0], len(ranks)
+    formula = theory.exact_memory(first.strategy, shapes, n)
     timed = [max(result.seconds[i] for result in ranks) for i in range(2, len(first.seconds) - 1)]
     events = [event for result in ranks for event in result.recording.events if event.kind == "collective"]
     return Row(
         strategy=first.strategy,
         world_size=n,
         held=theory.States(*(max(getattr(result.held, name) or 0 for result in ranks) for name in STATES)),
-        held_formula=theory.memory(first.strategy, states, n),
+        held_formula=theory.States(*(max(getattr(states, name) for states in formula) for name in STATES)),
         sent=sum(event.sent_bytes for event in events) / n,
-        sent_formula=theory.volume(first.strategy, states, n),
+        sent_formula=theory.exact_volume(first.strategy, shapes, n),
+        peak=max(result.peak or 0 for result in ranks),
         losses=tuple(first.losses),
         loss_error=max(map(_error, first.losses, reference)),
         agree=all(result.agree for result in ranks),
@@ -132,7 +141,7 @@ def _row(ranks: list[Result], reference: list[float], states: theory.States) -> 
 
 def _error(measured: float, expected: float) -> float:
     """Relative to what was expected; infinite when nothing was."""
-    if measured == expected:
+    if math.isclose(measured, expected, rel_tol=1e-12):  # N = 3 divides no float exactly
         return 0.0
     return abs(measured - expected) / expected if expected else float("inf")
 
@@ -148,6 +157,7 @@ def table(rows: Sequence[Row]) -> str:
         "error",
         "sent per rank",
         "error",
+        "peak",
         "last loss",
         "vs 1 process",
         "agree",
@@ -163,6 +173,7 @@ def table(rows: Sequence[Row]) -> str:
                 f"{row.held_error:.1%}",
                 _pair(row.sent, row.sent_formula),
                 f"{row.sent_error:.1%}",
+                f"{row.peak / 1e6:.3f}",
                 f"{row.losses[-1]:.4f}",
                 f"{row.loss_error:.0e}" if row.loss_error else "same",
                 "yes" if row.agree else "NO",
@@ -174,7 +185,8 @@ def table(rows: Sequence[Row]) -> str:
     text.insert(1, "  ".join("-" * width for width in widths))
     text.append(
         "P, G, O: bytes of parameters, gradients, optimizer states on the fullest rank. "
-        "All bytes in MB (1e6), measured / formula."
+        "All bytes in MB (1e6), measured / formula.\n"
+        "peak: most at one moment of a step, gathered weights and activations included; measured only."
     )
     return "\n".join(text)
 
@@ -187,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table for the command line's strategies and world sizes."""
     parser = argparse.ArgumentParser(prog="python -m chapter19_9.compare", description=compare.__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--strategies", nargs="+", default=["single", "ddp"], metavar="NAME")
+    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="NAME")
     parser.add_argument("--world-sizes", nargs="+", type=int, default=[1, 2, 4], metavar="N")
     parser.add_argument("--layers", type=int, default=DEFAULT.layers)
     parser.add_argument("--width", type=int, default=DEFAULT.width)

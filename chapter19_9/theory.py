@@ -1,22 +1,44 @@
 """The formulas, derived from the registry's facts: model-state memory, bytes sent, global batch.
 
+``memory`` and ``volume`` are the textbook's, for states of any size; ``exact_memory`` and ``exact_volume`` are
+those of a given model to the byte, with padding and uneven shares.
+
 Notation: P, G, O are parameters, gradients and optimizer states; M_P, M_G, M_O their bytes on one device; N
 the number of data-parallel ranks. Communication is logical: what each rank sends on an ideal ring.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING
 
-from chapter19_9.strategies import Strategy, get
+from chapter19_9.strategies import Exchange, Strategy, get
 from d2l_utils.batch import Batch, combinations, global_batch, nearest
 from d2l_utils.traffic import sent_on_ring
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from d2l_utils.transformer import TransformerConfig
 
-__all__ = ["Batch", "States", "adamw_states", "combinations", "global_batch", "memory", "nearest", "volume"]
+__all__ = [
+    "Batch",
+    "Shape",
+    "States",
+    "adamw_states",
+    "combinations",
+    "exact_memory",
+    "exact_volume",
+    "global_batch",
+    "memory",
+    "mixed_precision_states",
+    "nearest",
+    "paper_table",
+    "shapes",
+    "volume",
+]
 
 
 STATES = ("parameters", "gradients", "optimizer")
@@ -35,24 +57,69 @@ class States:
         return self.parameters + self.gradients + self.optimizer
 
 
+@dataclass(frozen=True)
+class Shape:
+    """One distinct parameter of a model: tied weights are one. ``unit``: its block's name, "" in no block."""
+
+    name: str
+    size: tuple[int, ...]
+    trained: bool
+    unit: str
+
+    @property
+    def numel(self) -> int:
+        return prod(self.size)
+
+
+def shapes(model: nn.Module | TransformerConfig) -> list[Shape]:
+    """The parameters of a model that is not sharded yet, or of the toy Transformer of a config."""
+    import torch
+
+    from chapter19_9.strategies.shards import blocks, entries
+    from d2l_utils.transformer import Transformer, TransformerConfig
+
+    if isinstance(model, TransformerConfig):
+        with torch.device("meta"):
+            model = Transformer(model)
+    return [
+        Shape(entry.names[0], tuple(entry.parameter.shape), entry.parameter.requires_grad, unit)
+        for unit, entry in entries(model, blocks(model))
+    ]
+
+
 def adamw_states(config: TransformerConfig, element: int = 4) -> States:
     """M_P, M_G, M_O of the toy Transformer under AdamW, whole; ``element`` is the bytes of one number.
 
     AdamW keeps two numbers for every trained one and a step count of 4 bytes for every trained tensor. A
     frozen parameter has no gradient and no state.
     """
-    import torch
-
-    from d2l_utils.transformer import Transformer
-
-    with torch.device("meta"):
-        model = Transformer(config)
-    trained = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
+    trained = [shape.numel for shape in shapes(config) if shape.trained]
     return States(
         parameters=element * config.parameter_count,
         gradients=element * sum(trained),
         optimizer=2 * element * sum(trained) + 4 * len(trained),
     )
+
+
+def mixed_precision_states(count: float) -> States:
+    """M_P, M_G, M_O of ``count`` parameters under mixed-precision Adam: 2 + 2 + 12 bytes each.
+
+    Parameters and gradients have 16 bits. The optimizer keeps 32-bit weights, momentum and variance.
+    """
+    return States(parameters=2 * count, gradients=2 * count, optimizer=12 * count)
+
+
+def paper_table(
+    counts: Sequence[float] = (7.5e9, 128e9, 1e12), ranks: Sequence[int] = (1, 4, 16, 64, 256, 1024)
+) -> list[tuple[float, int, float, float, float]]:
+    """Table 1 of the ZeRO paper (arXiv 1910.02054): (parameters, ranks, GB of stage 1, of 2, of 3), GB = 1e9 bytes."""
+    stages = ("zero1", "zero2", "zero3")
+    rows = []
+    for n in ranks:
+        for count in counts:
+            one, two, three = (memory(stage, mixed_precision_states(count), n).total / 1e9 for stage in stages)
+            rows.append((count, n, one, two, three))
+    return rows
 
 
 def memory(strategy: Strategy | str, states: States, n: int) -> States:
@@ -66,11 +133,136 @@ def memory(strategy: Strategy | str, states: States, n: int) -> States:
     return States(**divided)
 
 
-def volume(strategy: Strategy | str, states: States, n: int) -> float:
-    """Bytes that each of ``n`` ranks sends in one step: for DDP 2(N-1)/N M_G. Errors as in ``memory``."""
+def volume(strategy: Strategy | str, states: States, n: int, passes: int = 1) -> float:
+    """Bytes that each of ``n`` ranks sends in one step, as the textbook has it: for DDP 2(N-1)/N M_G.
+
+    passes: backward passes in the step. Errors as in ``memory``.
+    """
+    return _sent(_facts(strategy, n), n, passes, lambda exchange: getattr(states, exchange.of))
+
+
+def exact_memory(strategy: Strategy | str, model: Sequence[Shape], n: int) -> list[States]:
+    """Bytes of float32 model states under AdamW that each rank holds at rest, in rank order. Errors as in
+    ``memory``."""
     facts = _facts(strategy, n)
-    sent = (sent_on_ring(e.collective, getattr(states, e.of), n) for e in facts.communicates)
-    return sum(bytes_sent or 0.0 for bytes_sent in sent)
+    pieces = _pieces(facts, model, n)
+    apart = 4 * sum(shape.numel for shape in model if not shape.trained) if facts.cut == "flat" else 0
+    ranks = []
+    for rank in range(n):
+        whole = {state: getattr(facts, state) == "replicated" for state in STATES}
+        trained = [piece for piece in pieces if piece.trained]
+        ranks.append(
+            States(
+                parameters=4 * sum(piece.whole if whole["parameters"] else piece.kept for piece in pieces)
+                + (apart if whole["parameters"] else 0),
+                gradients=4 * sum(piece.whole if whole["gradients"] else piece.kept for piece in trained),
+                optimizer=sum(8 * piece.stepped[rank] + 4 * piece.counts[rank] for piece in trained),
+            )
+        )
+    return ranks
+
+
+def exact_volume(strategy: Strategy | str, model: Sequence[Shape], n: int, passes: int = 1) -> float:
+    """Bytes that each of ``n`` ranks sends in one step with float32, mean over the ranks. As ``volume``."""
+    facts = _facts(strategy, n)
+    pieces = _pieces(facts, model, n)
+
+    def payload(exchange: Exchange) -> int:
+        of = [piece for piece in pieces if piece.trained or exchange.of == "parameters"]
+        return 4 * sum(p.whole for p in of if exchange.part == "all" or (exchange.part == "root") == (p.unit == ""))
+
+    return _sent(facts, n, passes, payload)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What is cut, gathered or reduced as one. Elements: ``whole`` with padding, ``kept`` of it on each rank
+    where it is sharded; by rank, those that the optimizer trains and in how many tensors."""
+
+    unit: str
+    trained: bool
+    whole: int
+    kept: int
+    stepped: tuple[int, ...]
+    counts: tuple[int, ...]
+
+
+def _pieces(facts: Strategy, model: Sequence[Shape], n: int) -> list[_Piece]:
+    cut = {"none": _uncut, "tensors": _by_tensors, "rows": _by_rows, "flat": _flat}[facts.cut]
+    if facts.units == "model":
+        model = [replace(shape, unit="") for shape in model]
+    return cut(facts, model, n)
+
+
+def _uncut(facts: Strategy, model: Sequence[Shape], n: int) -> list[_Piece]:
+    return [_Piece(s.unit, s.trained, s.numel, s.numel, (s.numel,) * n, (1,) * n) for s in model]
+
+
+def _by_tensors(facts: Strategy, model: Sequence[Shape], n: int) -> list[_Piece]:
+    """ZeroRedundancyOptimizer's greedy way: the largest first, to the rank with the fewest so far."""
+    load, pieces = [0] * n, []
+    for shape in sorted(model, key=lambda shape: -shape.numel):
+        owner = load.index(min(load))
+        load[owner] += shape.numel
+        mine = [int(rank == owner) for rank in range(n)]
+        stepped = tuple(shape.numel * is_mine for is_mine in mine)
+        pieces.append(_Piece(shape.unit, shape.trained, shape.numel, shape.numel, stepped, tuple(mine)))
+    return pieces
+
+
+def _by_rows(facts: Strategy, model: Sequence[Shape], n: int) -> list[_Piece]:
+    """FSDP2: chunks of dimension 0, stored and sent as if all were as large as the first."""
+    pieces = []
+    for shape in model:
+        rows, rest = shape.size[0], prod(shape.size[1:])
+        chunk = -(-rows // n)
+        stepped = tuple(rest * min(chunk, max(0, rows - rank * chunk)) for rank in range(n))
+        pieces.append(_Piece(shape.unit, shape.trained, n * chunk * rest, chunk * rest, stepped, (1,) * n))
+    return pieces
+
+
+def _flat(facts: Strategy, model: Sequence[Shape], n: int) -> list[_Piece]:
+    """Units end to end. By hand, trained and frozen are apart and a rank trains its shard as one tensor; in FSDP1
+    they are together, and what a rank has of each parameter is a tensor of its own."""
+    if facts.align > 1:
+        return [_aligned([s for s in model if s.unit == unit], facts.align, n) for unit in _units(model)]
+    pieces = []
+    for unit in _units(model):
+        for trained in (True, False) if facts.parameters == "sharded" else (True,):
+            if numel := sum(s.numel for s in model if s.unit == unit and s.trained == trained):
+                shard = -(-numel // n)
+                pieces.append(_Piece(unit, trained, n * shard, shard, (shard,) * n, (1,) * n))
+    return pieces
+
+
+def _aligned(unit: Sequence[Shape], align: int, n: int) -> _Piece:
+    """FSDP1's flat parameter of one unit."""
+    spans, end = [], 0
+    for shape in unit:
+        start = -(-end // align) * align
+        end = start + shape.numel
+        spans.append((start, end, shape.trained))
+    shard = -(-end // n)
+    stepped, counts = [], []
+    for rank in range(n):
+        mine = [min(last, (rank + 1) * shard) - max(first, rank * shard) for first, last, trained in spans if trained]
+        stepped.append(sum(size for size in mine if size > 0))
+        counts.append(sum(size > 0 for size in mine))
+    return _Piece(unit[0].unit, any(s.trained for s in unit), n * shard, shard, tuple(stepped), tuple(counts))
+
+
+def _units(model: Sequence[Shape]) -> list[str]:
+    return list(dict.fromkeys(shape.unit for shape in model))
+
+
+def _sent(facts: Strategy, n: int, passes: int, payload: Callable[[Exchange], float]) -> float:
+    if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
+        raise ValueError(f"passes is {passes!r}: it must be a whole number of at least 1")
+    total = 0.0
+    for exchange in facts.communicates:
+        times = passes if exchange.every == "pass" else 1
+        total += times * (sent_on_ring(exchange.collective, payload(exchange), n) or 0.0)  # type: ignore[arg-type]
+    return total
 
 
 def _facts(strategy: Strategy | str, n: int) -> Strategy:

@@ -60,6 +60,8 @@ class Result:
                      same whole ones.
     changed        : training changed the weights.
     recording      : the recorded step (``d2l_utils.events.Recording``), or None.
+    peak           : most bytes in the recorded step: the model states at its start, and what it took on top of
+                     them (gathered weights, gradients, activations); None unless ``allocations``.
     weights, gradients : whole ones by parameter name, on the CPU, after the last step; None unless asked for.
     """
 
@@ -75,6 +77,7 @@ class Result:
     agree: bool
     changed: bool
     recording: Any = None
+    peak: int | None = None
     weights: dict[str, Tensor] | None = None
     gradients: dict[str, Tensor] | None = None
 
@@ -148,11 +151,12 @@ def train(
     before = _digest(whole())
 
     kept: dict[str, list[float]] = {name: [] for name in ("losses", "local", "norms", "seconds", "differences")}
-    recording = None
+    recording, peak = None, None
     for step in range(steps):
         rows = sequences(config.length, batch, offset=step * batch).chunk(n)[rank].to(device)
         tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
         optimizer.zero_grad()  # before the recording: it cannot see the end of what was allocated earlier
+        at_start = held(model, optimizer).total + _buckets(model)
         with _recorder(model, optimizer, step == record_step, allocations) as recorded:
             start = _now(device)
             loss = forward_backward(model, tokens, targets, [micro] * accumulation, pausing)
@@ -162,7 +166,9 @@ def train(
             optimizer.step()
             kept["seconds"].append(_now(device) - start)
         # What is measured comes after the step, so that it is in no timing and no recording.
-        recording = recorded or recording
+        if recorded is not None:
+            recording = recorded
+            peak = None if recorded.peak is None else at_start + recorded.peak
         kept["local"].append(loss.item())
         kept["losses"].append(_mean(loss))
         kept["norms"].append(gradient_norm(model, parts) if norm is None else norm)
@@ -182,6 +188,7 @@ def train(
         agree=ranks_agree([torch.frombuffer(bytearray(after), dtype=torch.uint8).to(device)]),
         changed=after != before,
         recording=recording,
+        peak=peak,
         weights={name: tensor.cpu().clone() for name, tensor in whole()} if weights else None,
         gradients={name: tensor.cpu().clone() for name, tensor in whole(gradients=True)} if weights else None,
     )
@@ -252,6 +259,13 @@ def _whole(model: nn.Module, gradients: bool = False) -> Iterator[tuple[str, Ten
 def _digest(tensors: Iterable[tuple[str, Tensor]]) -> bytes:
     """32 bytes that tell these exact tensors from others; looks at one at a time."""
     return hashlib.sha256(b"".join(digest([tensor]) for _, tensor in tensors)).digest()
+
+
+def _buckets(model: nn.Module) -> int:
+    """Bytes of DDP's buckets, which stay when the gradients that are views of them are forgotten."""
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return 0
+    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _place() -> tuple[int, int, torch.device]:

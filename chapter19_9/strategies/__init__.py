@@ -111,6 +111,7 @@ _ALL = (
         optimizer="sharded",
         communicates=(Exchange("reduce_scatter", "gradients", "optimizer"), _NEW),
         cut="flat",
+        units="blocks",
     ),
     Strategy(
         name="zero2",
@@ -168,7 +169,7 @@ _ALL = (
         parameters="sharded",
         gradients="sharded",
         optimizer="sharded",
-        communicates=(_GATHER, _REDUCE),
+        communicates=(replace(_GATHER, every="step"), _REDUCE),
         cut="flat",
         units="blocks",
         align=4,

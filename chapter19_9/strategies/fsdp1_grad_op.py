@@ -2,7 +2,8 @@
 
 Shards parameters, gradients and optimizer states at rest, as ``fsdp1`` does. A unit's weights are all-gathered
 before its forward and stay until its backward is done and its gradients are reduced. Costs
-(M_P + M_G + M_O) / N on every rank at rest, and (N-1)/N (M_P + M_G) sent by each rank in a step.
+(M_P + M_G + M_O) / N on every rank at rest, and (N-1)/N (M_P + M_G) sent by each rank in a step; while gradients
+accumulate in ``no_sync`` the weights stay whole between passes as well.
 API: ``torch.distributed.fsdp.FullyShardedDataParallel``.
 """
 

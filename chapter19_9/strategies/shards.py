@@ -93,6 +93,22 @@ class Flat:
         """``shard`` has new values: bring what is kept beside it up to date. Every rank must call it."""
 
 
+def entries(model: nn.Module, units: Iterable[str] = ()) -> list[tuple[str, Entry]]:
+    """(unit, entry) of each distinct parameter, in the model's order.
+
+    units: names of submodules. A parameter in none of them, or tied across several, is in the unit "", the root.
+    """
+    units = list(units)
+    found: dict[int, tuple[set[str], Entry]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        used_by, entry = found.setdefault(id(parameter), (set(), Entry(parameter)))
+        module, _, attribute = name.rpartition(".")
+        entry.names.append(name)
+        entry.places.append((model.get_submodule(module), attribute))
+        used_by.add(next((unit for unit in units if name.startswith(f"{unit}.")), ""))
+    return [(used_by.pop() if len(used_by) == 1 else "", entry) for used_by, entry in found.values()]
+
+
 def flatten(
     model: nn.Module,
     make: Callable[..., Flat],
@@ -101,27 +117,14 @@ def flatten(
     frozen: bool = False,
 ) -> list[Flat]:
     """One ``make(unit, entries, group)`` for the trained parameters of each unit and group, and with
-    ``frozen`` one for the frozen ones. The list is kept with the model, for ``flats_of``.
-
-    units: names of submodules; what is in none of them, or in several, is in the unit "", the model.
-    """
-    units = list(units)
-    found: dict[int, Entry] = {}
-    of: dict[int, set[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        entry = found.setdefault(id(parameter), Entry(parameter))
-        module, _, attribute = name.rpartition(".")
-        entry.names.append(name)
-        entry.places.append((model.get_submodule(module), attribute))
-        of.setdefault(id(parameter), set()).add(next((unit for unit in units if name.startswith(f"{unit}.")), ""))
+    ``frozen`` one for the frozen ones. The list is kept with the model, for ``flats_of``."""
     together: dict[tuple[str, Hashable, bool], list[Entry]] = {}
-    for key, entry in found.items():
-        unit = next(iter(of[key])) if len(of[key]) == 1 else ""
+    for unit, entry in entries(model, units):
         parameter = entry.parameter
         if parameter.requires_grad or frozen:
             label = group(entry.names[0], parameter) if group else None
             together.setdefault((unit, label, parameter.requires_grad), []).append(entry)
-    made = [make(unit, entries, label) for (unit, label, _), entries in together.items()]
+    made = [make(unit, members, label) for (unit, label, _), members in together.items()]
     vars(model)["flats"] = made
     return made
 

@@ -1,8 +1,8 @@
 """ZeRO stage 1 by hand: parameters and gradients are copied, the optimizer is sharded.
 
-Shards the optimizer states: of one flat vector of all trained parameters each rank trains its shard. Backward adds
-up each rank's own whole gradient and communicates nothing. In the optimizer step gradients are reduced to
-their owners (a reduce-scatter, then / N), each owner updates its shard, and the new shards are all-gathered.
+Shards the optimizer states, unit by unit: a unit is one block, or all that is in no block. Backward adds up each
+rank's own whole gradient and communicates nothing. In the optimizer step the gradients are reduced to their
+owners (a reduce-scatter, then / N), each owner updates its shard, and the new shards are all-gathered.
 Costs M_P + M_G + M_O / N on every rank, and (N-1)/N (M_G + M_P) sent by each rank in a step: what DDP's
 all-reduce sends, cut in two. API: ``torch.distributed``. Paper: ZeRO (arXiv 1910.02054), P_os.
 """
@@ -107,14 +107,15 @@ def shard(
     group: Group | None = None,
     reduce_scatter: How = "auto",
 ) -> nn.Module:
-    """Lay the trained parameters end to end. The model stays itself, and frozen parameters as they are.
+    """Lay the trained parameters of each unit end to end. The model stays itself, frozen parameters as they are.
 
     dtype: what forward and backward compute in; the optimizer's shards are float32 in any case. group: label
     of the optimizer's parameter group for (name, parameter). reduce_scatter: see ``ring``.
     """
     shards.broadcast(model.to(device))
     dtype = shards.element_type(dtype)
-    shards.flatten(model, partial(WholeGradient, dtype=dtype, how=reduce_scatter), group=group)
+    make = partial(WholeGradient, dtype=dtype, how=reduce_scatter)
+    shards.flatten(model, make, shards.blocks(model), group)
     return model.to(dtype)  # what is not in the flat vectors
 
 

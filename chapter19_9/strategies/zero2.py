@@ -1,8 +1,8 @@
 """ZeRO stage 2 by hand: only parameters are copied; gradients and optimizer are sharded.
 
 Shards gradients and optimizer states, unit by unit: a unit is one block, or all that is in no block. As soon as
-backward has made the last gradient of a unit, it is reduced to its owners (a reduce-scatter, then / N) and the
-whole one is freed, so that the whole gradients of the model never exist at once. The optimizer step
+backward has made the last gradient of a unit, they are reduced to their owners (a reduce-scatter, then / N) and
+the whole ones are freed, so that the whole gradients of the model never exist at once. The optimizer step
 updates shards and all-gathers them, as in ZeRO-1. Costs M_P + (M_G + M_O) / N on every rank, and
 (N-1)/N (M_G + M_P) sent by each rank in a step; with accumulation M_G in every backward, since what waited
 for the last one would have to be whole. API: ``torch.distributed``. Paper: ZeRO (arXiv 1910.02054), P_os+g.

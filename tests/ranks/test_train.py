@@ -180,7 +180,7 @@ def test_the_comparison_is_measured_beside_formula():
 
 
 def test_the_command_prints_the_table_and_refuses_what_does_not_fit(capsys):
-    main(["--strategies", "ddp", "--world-sizes", "2", "--layers", "1", "--width", "16", "--steps", "2"])
+    main(["--strategies", "ddp", "--world-sizes", "2", "--layers", "1", "--width", "16", "--steps", "3"])
     assert capsys.readouterr().out.splitlines()[2].split()[:2] == ["ddp", "2"]
     with pytest.raises(SystemExit):
         main(["--world-sizes", "3"])
