@@ -164,8 +164,14 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 
 def _keeps_no_state(optimizer: torch.optim.Optimizer | None) -> bool:
-    """True for SGD without momentum: its states are 0 bytes for ever, not "not yet allocated"."""
-    return isinstance(optimizer, torch.optim.SGD) and not any(group["momentum"] for group in optimizer.param_groups)
+    """True where states are 0 bytes for ever, not "not yet allocated": SGD without momentum, and an optimizer
+    (or the one that it wraps as ``optim``) that trains nothing on this rank."""
+    inner = getattr(optimizer, "optim", optimizer)
+    if not isinstance(inner, torch.optim.Optimizer):
+        return False
+    if not any(group["params"] for group in inner.param_groups):
+        return True
+    return isinstance(inner, torch.optim.SGD) and not any(group["momentum"] for group in inner.param_groups)
 
 
 class PeakMemory:

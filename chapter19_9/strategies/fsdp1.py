@@ -20,7 +20,10 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
+from chapter19_9.strategies.fsdp2 import full_state_dict, load_full
 from chapter19_9.strategies.shards import blocks, broadcast
+
+__all__ = ["accumulating", "full_state_dict", "gathered", "gradient_parts", "load_full", "optimizer", "shard"]
 
 
 def shard(

@@ -10,12 +10,13 @@ each rank in a step. API: ``torch.distributed.fsdp.fully_shard``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -73,3 +74,16 @@ def gathered(model: nn.Module, gradients: bool = False) -> Iterator[tuple[str, T
         tensor: Any = parameter.grad if gradients else parameter.detach()
         if tensor is not None:
             yield name, tensor.full_tensor()
+
+
+def full_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The unsharded model's state dict on the CPU of rank 0; {} on the others. Every rank must call it."""
+    state: dict[str, Any] = get_model_state_dict(
+        model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+    )
+    return state
+
+
+def load_full(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Give a sharded model the weights of an unsharded one. Every rank must call it, with the same state dict."""
+    set_model_state_dict(model, dict(state), options=StateDictOptions(full_state_dict=True))

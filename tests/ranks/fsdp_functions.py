@@ -1,0 +1,170 @@
+"""What the ranks of test_fsdp_cases run. Each function is one thing that people meet with FSDP, and its cure."""
+
+import warnings
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType, fully_shard
+from torch.distributed.tensor import DTensor
+
+from chapter19_9.checks import explained
+from chapter19_9.strategies import fsdp1, fsdp2
+from chapter19_9.strategies.shards import global_norm
+from d2l_utils.memory import held
+from d2l_utils.text import sequences
+from d2l_utils.transformer import Transformer, TransformerConfig
+
+CONFIG = TransformerConfig(layers=2, width=16, heads=2, length=8)
+TIED = TransformerConfig(layers=2, width=16, heads=2, length=8, tied=True)
+CPU = torch.device("cpu")
+
+
+def said(function, *arguments):
+    """(the error that a call raised, what it means), as text."""
+    try:
+        function(*arguments)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", explained(error)
+    return "", None
+
+
+def text(count=1):
+    rows = sequences(CONFIG.length, count)
+    return rows[:, :-1], rows[:, 1:]
+
+
+def without_a_device():
+    """FSDP1 as documentation shows it, and with the device said."""
+    bare = said(FullyShardedDataParallel, Transformer(CONFIG))[0]
+    model = fsdp1.shard(Transformer(CONFIG), CPU)
+    model(*text()).backward()
+    return bare, global_norm(fsdp1.gradient_parts(model))
+
+
+def tied_in_two_units():
+    """Embeddings wrapped alone while the head has the same weight; then both in the root."""
+    wrong = said(lambda: fsdp1.shard(Transformer(TIED), CPU, wrap=[nn.Embedding]))[0]
+    model = fsdp1.shard(Transformer(TIED), CPU)
+    optimizer = fsdp1.optimizer(model, 0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(*text()).backward()
+        optimizer.step()
+    state = fsdp1.full_state_dict(model)
+    return wrong, [bool(state["tokens.weight"].equal(state["head.weight"]))] if state else []
+
+
+def saved(everywhere):
+    """Names in the full state dict by rank; with ``everywhere`` False the mistake: only rank 0 asks for it."""
+    model = fsdp1.shard(Transformer(CONFIG), CPU)
+    names = []
+    if everywhere or dist.get_rank() == 0:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            how = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+            with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT, how):
+                names = list(model.state_dict())
+        old = [str(warning.message) for warning in caught]
+    else:
+        old = []
+        dist.barrier()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ours = list(fsdp1.full_state_dict(model))
+    return names, ours, old, [str(warning.message) for warning in caught]
+
+
+def warned(strategies):
+    """Warnings of a whole training with each strategy."""
+    from chapter19_9.train import train
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for strategy in strategies:
+            train(strategy, CONFIG, steps=2, batch=6)
+    return [f"{warning.category.__name__}: {warning.message}" for warning in caught]
+
+
+def old_names():
+    """What the names that torch has replaced say; [] where they are the only ones."""
+    if not hasattr(dist, "all_gather_single"):
+        return None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dist.all_gather_into_tensor(torch.empty(dist.get_world_size()), torch.ones(1))
+    return [warning.category.__name__ for warning in caught]
+
+
+def tied_groups():
+    """What fully_shard makes of a weight that the embedding and the head share, sharded in four ways."""
+
+    def loss_after(*steps):
+        model = Transformer(TIED)
+        for step in steps:
+            step(model)
+        return model(*text()).item()
+
+    root = loss_after(fully_shard)
+    apart = said(loss_after, lambda m: fully_shard(m.tokens), lambda m: fully_shard(m.head), fully_shard)
+    only_one = said(loss_after, lambda m: fully_shard(m.tokens), fully_shard)
+    together = loss_after(lambda m: fully_shard([m.tokens, m.head]), fully_shard)
+    ours = fsdp2.shard(Transformer(TIED), CPU)(*text()).item()
+    return Transformer(TIED)(*text()).item(), root, apart, only_one, together, ours
+
+
+def uneven_rows():
+    """Two layers whose rows do not divide by three ranks: local shapes, bytes, and a clipped step."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1))
+    model = fsdp2.shard(nn.Sequential(nn.Linear(3, 5), nn.ReLU(), nn.Linear(5, 1)), CPU)
+    fsdp2.load_full(model, plain.state_dict())
+    x = torch.ones(2, 3)
+    for each, parts in ((plain, None), (model, fsdp2.gradient_parts)):
+        optimizer = torch.optim.AdamW(each.parameters(), lr=0.1)
+        each(x).sum().backward()
+        own = [p.grad for p in each.parameters()] if parts is None else parts(each)
+        global_norm(own, 0.5, alone=parts is None)
+        optimizer.step()
+    whole = dict(fsdp2.gathered(model))
+    apart = max((whole[name] - p).abs().max().item() for name, p in plain.named_parameters())
+    now = held(model, optimizer)
+    return [list(p.to_local().shape) for p in model.parameters()], now.parameters, now.needed.parameters, apart
+
+
+def called_inside():
+    """A child of a module that was sharded as a whole, called by itself."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fully_shard(model)
+    return said(model[0], torch.ones(1, 4))
+
+
+def loaded():
+    """A plain state dict: with load_state_dict, then as it must be."""
+    plain = Transformer(CONFIG)
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.mul_(2)
+    expected = plain(*text()).item()
+    model = fsdp2.shard(Transformer(CONFIG), CPU)
+    wrong = said(model.load_state_dict, plain.state_dict())
+    fsdp2.load_full(model, plain.state_dict())
+    old = fsdp1.shard(Transformer(CONFIG), CPU)
+    fsdp1.load_full(old, plain.state_dict())
+    back = fsdp2.full_state_dict(model)
+    same = all(back[name].equal(tensor) for name, tensor in plain.state_dict().items()) if back else None
+    return wrong, expected, model(*text()).item(), old(*text()).item(), same
+
+
+def after_forward(root):
+    """Which parameters are whole after forward, by unit, and which after backward."""
+    model = fsdp2.shard(Transformer(CONFIG), CPU, root=root)
+
+    def whole():
+        return sorted({name.split(".")[0] for name, p in model.named_parameters() if not isinstance(p, DTensor)})
+
+    before = whole()
+    loss = model(*text())
+    between = whole()
+    loss.backward()
+    return before, between, whole()

@@ -1,0 +1,108 @@
+"""What people meet with FSDP1 and FSDP2: the symptom as it is, what the chapter says of it, and the cure."""
+
+import pytest
+import torch
+
+from chapter19_9 import theory
+from chapter19_9.train import train
+from d2l_utils import LaunchError, launch
+from d2l_utils.transformer import TransformerConfig
+from tests.ranks import fsdp_functions as ranks
+
+GPU = torch.accelerator.is_available()
+
+
+def run(function, world_size, timeout=60, **arguments):
+    return launch(function, world_size=world_size, output="quiet", timeout=timeout, **arguments).results
+
+
+@pytest.mark.skipif(GPU, reason="the error is that there is no accelerator")
+def test_F01_fsdp1_on_the_cpu_needs_its_device_said():
+    for bare, norm in run(ranks.without_a_device, 2):
+        assert "non-CPU accelerator" in bare
+        assert norm > 0
+
+
+def test_F04_a_wrap_policy_that_splits_a_tied_weight_is_refused_with_both_names():
+    (wrong, same), (_, nothing) = run(ranks.tied_in_two_units, 2)
+    assert "'tokens.weight' and 'head.weight' are one tied weight in two units, 'tokens' and 'the model'" in wrong
+    assert (same, nothing) == ([True], [])
+
+
+def test_F05_F07_the_full_state_dict_is_on_rank_0_only_and_takes_all_ranks():
+    (first, ours, old, new), (second, empty, _, _) = run(ranks.saved, 2, everywhere=True)
+    assert len(first) == len(ours) == 27
+    assert second == empty == []
+    assert any("FSDP.state_dict_type()" in warning for warning in old)  # deprecated: ours does not go through it
+    assert new == []
+
+
+def test_F05_asked_for_on_rank_0_alone_it_waits_until_the_limit():
+    with pytest.raises(LaunchError) as caught:
+        run(ranks.saved, 2, timeout=6, everywhere=False)
+    assert "6" in str(caught.value)
+
+
+def test_F07_H03_training_warns_of_nothing_at_any_world_size():
+    strategies = ["zero1", "zero2", "zero3", "zero_redundancy", "fsdp1", "fsdp1_grad_op", "fsdp2"]
+    for n in (1, 2):
+        assert run(ranks.warned, n, strategies=strategies) == [[]] * n
+    # the old names do, on a torch that has new ones
+    assert run(ranks.old_names, 2)[0] in (None, ["FutureWarning"])
+
+
+def test_G01_root_only_gathers_everything_at_once():
+    config = TransformerConfig(layers=3, width=32, heads=2, length=16)
+    shapes = theory.shapes(config)
+    whole = 4 * sum(shape.numel for shape in shapes)
+    gathers = {}
+    for name in ("fsdp2", "fsdp2_no_reshard", "fsdp2_root_only"):
+        result = run(train, 2, strategy=name, config=config, steps=2, batch=4, record_step=1)[0]
+        gathers[name] = [event.bytes for event in result.recording.events if event.name == "all_gather"]
+    assert gathers["fsdp2_root_only"] == [whole]
+    assert len(gathers["fsdp2_no_reshard"]) == 4  # three blocks and the root
+    assert len(gathers["fsdp2"]) == 8
+    assert max(gathers["fsdp2"]) < whole / 2
+    assert sum(gathers["fsdp2_no_reshard"]) == whole
+
+
+def test_G05_a_tied_weight_belongs_in_one_unit():
+    plain, root, apart, only_one, together, ours = run(ranks.tied_groups, 2)[0]
+    assert root == together == ours == pytest.approx(plain, rel=1e-6)
+    for error, meaning in (apart, only_one):
+        assert error.startswith("ValueError")
+        assert "fully_shard([one, other])" in meaning
+
+
+def test_G06_rows_that_do_not_divide_leave_small_and_empty_shards():
+    results = run(ranks.uneven_rows, 3)
+    assert [shapes for shapes, *_ in results] == [
+        [[2, 3], [2], [1, 5], [1]],
+        [[2, 3], [2], [0, 5], [0]],
+        [[1, 3], [1], [0, 5], [0]],
+    ]
+    # stored as if each chunk were the largest: 6 + 2 + 5 + 1 elements; needed are fewer
+    assert [held for _, held, _, _ in results] == [4 * 14] * 3
+    assert [needed for _, _, needed, _ in results] == [4 * 14, 4 * 8, 4 * 4]
+    assert max(apart for *_, apart in results) < 1e-6
+
+
+def test_G08_a_child_of_a_sharded_module_cannot_be_called_alone():
+    error, meaning = run(ranks.called_inside, 2)[0]
+    assert "mixed torch.Tensor and DTensor" in error
+    assert "Call that one" in meaning
+
+
+def test_G09_a_plain_state_dict_goes_in_with_set_model_state_dict():
+    (wrong, expected, new, old, same), (_, _, _, _, nothing) = run(ranks.loaded, 2)
+    assert "mixed torch.Tensor and DTensor" in wrong[0]
+    assert "set_model_state_dict" in wrong[1]
+    assert new == old == pytest.approx(expected, rel=1e-6)
+    assert (same, nothing) == (True, None)
+
+
+def test_G10_what_is_whole_after_forward_depends_on_the_root_setting():
+    outer = ["head", "norm", "positions", "tokens"]
+    found = {root: run(ranks.after_forward, 2, root=root)[0] for root in (True, False, None)}
+    assert found[True] == ([], [], [])
+    assert found[False] == found[None] == ([], outer, [])
