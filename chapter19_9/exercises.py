@@ -96,6 +96,16 @@ def _optimizer_bytes(results: list[Any], n: int) -> str | None:
     return None
 
 
+def _shards_of_ten(results: list[Any], n: int) -> str | None:
+    """Each rank returns [first, one after the last] of the real elements in its shard of a vector of ten."""
+    size = -(-10 // n)
+    for rank, result in enumerate(results):
+        wanted = [min(10, rank * size), min(10, (rank + 1) * size)]
+        if not isinstance(result, list | tuple) or list(result) != wanted:
+            return f"rank {rank} returned {result!r}, expected {wanted}"
+    return None
+
+
 EXERCISES = {
     # 19.9.1: rank r holds r + 1; every rank returns the mean over the ranks, from an all-gather
     "average": Exercise((1, 2, 3, 4), _all_close(lambda rank, n: (n + 1) / 2)),
@@ -110,5 +120,10 @@ EXERCISES = {
     "reshuffle": Exercise((2, 3), _epochs),
     # 19.9.3: the mean of 0 .. 9, each sample once, whatever the sampler repeats
     "mean of ten": Exercise((1, 3, 4), _all_close(lambda rank, n: 4.5)),
+    # 19.9.4: predicted and measured bytes of optimizer state
     "optimizer bytes": Exercise((1, 2), _optimizer_bytes),
+    # 19.9.5: which elements of a flat vector of ten are this rank's
+    "my shard": Exercise((1, 2, 3, 4, 8), _shards_of_ten),
+    # 19.9.6: each rank has a shard of W's rows (rank r: one row of r + 1); y = W x for x of ones, on every rank, summed
+    "sharded product": Exercise((1, 2, 3), _all_close(lambda rank, n: 4 * n * (n + 1) / 2)),
 }
