@@ -70,7 +70,7 @@ _MEANINGS = (
         "fully_shard was applied to is called. Call that one. A plain state dict goes in with set_model_state_dict",
     ),
     (
-        "different parameter groups|tied|shared param",
+        "shared with a parameter already managed|shared/tied parameters",
         "a tied weight is in two units: leave both its users in the root, or shard them together with "
         "fully_shard([one, other])",
     ),

@@ -143,12 +143,14 @@ def train(
             f"the ranks start from different weights, {apart:.3g} apart: strategy {strategy!r} does not make them equal"
         )
     gathered = getattr(module, "gathered", None)
-    whole = partial(gathered, model) if gathered else partial(_whole, plain)
+    gradients_of = partial(gathered, model, gradients=True) if gathered else partial(_whole, plain, gradients=True)
+    # of weights that every rank has whole, each must show its own
+    weights_of = partial(gathered, model) if gathered and facts.parameters == "sharded" else partial(_whole, plain)
     parts = getattr(module, "gradient_parts", None)
     check_optimizer(model, optimizer)
     pause = getattr(module, "accumulating", None)
     pausing = nullcontext if pause is None or sync_every else lambda: pause(model)
-    before = _digest(whole())
+    before = _digest(weights_of())
 
     kept: dict[str, list[float]] = {name: [] for name in ("losses", "local", "norms", "seconds", "differences")}
     recording, peak = None, None
@@ -173,8 +175,8 @@ def train(
         kept["losses"].append(_mean(loss))
         kept["norms"].append(gradient_norm(model, parts) if norm is None else norm)
         if differences:
-            kept["differences"].append(largest_difference([tensor for _, tensor in whole()]))
-    after = _digest(whole())
+            kept["differences"].append(largest_difference([tensor for _, tensor in weights_of()]))
+    after = _digest(weights_of())
     return Result(
         strategy=strategy,
         rank=rank,
@@ -189,8 +191,8 @@ def train(
         changed=after != before,
         recording=recording,
         peak=peak,
-        weights={name: tensor.cpu().clone() for name, tensor in whole()} if weights else None,
-        gradients={name: tensor.cpu().clone() for name, tensor in whole(gradients=True)} if weights else None,
+        weights={name: tensor.cpu().clone() for name, tensor in weights_of()} if weights else None,
+        gradients={name: tensor.cpu().clone() for name, tensor in gradients_of()} if weights else None,
     )
 
 

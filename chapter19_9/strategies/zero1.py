@@ -52,7 +52,10 @@ class Whole(Flat):
 
 
 class WholeGradient(Whole):
-    """With the whole gradient beside it: the parameters' gradients are views of it, and backward adds to them."""
+    """With the whole gradient beside it: the parameters' gradients are views of it, and backward adds to them.
+
+    A parameter that forward does not use has zeros there, and is decayed like the others.
+    """
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -1,7 +1,5 @@
 """What the ranks of test_strategies run: many trainings in one launch, since a launch costs more than one of them."""
 
-import contextlib
-
 from chapter19_9.train import train
 
 
@@ -10,10 +8,16 @@ def train_all(strategies, configs, **settings):
     return {name: [train(name, config, **settings) for config in configs] for name in strategies}
 
 
-def mutated(mutant, strategy, config, load=False, **settings):
-    """``train`` of a strategy whose code was broken in one place, by the name of the mutant."""
-    from tests.ranks import mutants
+def train_mutants(names, config, **settings):
+    """{mutant: result of ``train``, or the error that it ended with} for code that was broken in one place each."""
+    from tests.ranks.mutants import MUTANTS, NOTHING
 
-    with contextlib.ExitStack() as stack:
-        mutants.MUTANTS[mutant](stack)
-        return train(strategy, config, **settings)
+    found = {}
+    for name in names:
+        strategy, options, broken = MUTANTS.get(name, NOTHING)
+        with broken():
+            try:
+                found[name] = train(strategy, config, options=options, **settings)
+            except RuntimeError as error:
+                found[name] = str(error)
+    return found
