@@ -19,7 +19,7 @@ from tests.ranks import strategy_functions as ranks
 
 EVEN = TransformerConfig(layers=2, width=32, heads=2, length=16)
 # nothing divides by 4 or 8; one weight in two places; one that is not trained
-ODD = TransformerConfig(layers=3, width=18, heads=3, length=13, tied=True, frozen=True)
+ODD = TransformerConfig(layers=2, width=18, heads=3, length=13, tied=True, frozen=True)
 CONFIGS = [EVEN, ODD]
 NAMES = [name for name in STRATEGIES if name not in ("single", "ddp")]
 BY_HAND = ["zero1", "zero2", "zero3"]
@@ -28,14 +28,14 @@ TOLERANCE = 1e-5
 
 
 def run(function, world_size, **arguments):
-    return launch(function, world_size=world_size, output="quiet", timeout=100, **arguments).results
+    return launch(function, world_size=world_size, output="quiet", timeout=200, **arguments).results
 
 
 @cache
 def trained(n):
     """All strategies at one world size: a launch, used by several tests. (results by rank, what they printed)"""
     done = launch(
-        ranks.train_all, world_size=n, output="quiet", timeout=100, strategies=NAMES, configs=CONFIGS if n < 8 else [ODD],
+        ranks.train_all, world_size=n, output="quiet", timeout=250, strategies=NAMES, configs=CONFIGS if n < 8 else [ODD],
         steps=STEPS, batch=BATCH, seed_by_rank=True, weights=n < 8, record_step=STEPS - 1,
     )  # fmt: skip
     return done.results, done.output
@@ -43,8 +43,9 @@ def trained(n):
 
 @cache
 def reference(config, steps=STEPS, batch=BATCH, **settings):
-    """One process, plain model, whole batch."""
-    return train("single", config, steps=steps, batch=batch, weights=True, **settings)
+    """One process, plain model, whole batch. Launched: a rank finds torch warm, which this process is not."""
+    settings.update(steps=steps, batch=batch, weights=True)
+    return run(ranks.train_all, 1, strategies=["single"], configs=[config], **settings)[0]["single"][0]
 
 
 def distance(mine, other):
@@ -163,8 +164,8 @@ def test_prefetch_changes_when_weights_come_not_what_is_computed():
         return sum(e.name == "all_gather" and e.start < begun for e in result.recording.events)
 
     # the frozen position embedding is a vector of its own in the root
-    assert [gathered_by(without, f"blocks.{i}") for i in range(3)] == [3, 4, 5]
-    assert [gathered_by(ahead, f"blocks.{i}") for i in range(3)] == [4, 5, 5]
+    assert [gathered_by(without, f"blocks.{i}") for i in range(2)] == [3, 4]
+    assert [gathered_by(ahead, f"blocks.{i}") for i in range(2)] == [4, 4]
 
 
 def test_bf16_computes_in_16_bits_and_trains_float32_shards():
@@ -174,13 +175,13 @@ def test_bf16_computes_in_16_bits_and_trains_float32_shards():
     full = {name: theory.exact_memory(name, theory.shapes(ODD), 2)[0] for name in BY_HAND}
     for name in BY_HAND:
         result = results[1][name][0]
-        # bf16 has 8 bits: 4e-3 an operation
-        assert result.losses == pytest.approx(expected.losses, rel=5e-3)
+        # bf16 has 8 bits: a loss near 5.5 is a multiple of 1/32
+        assert result.losses == pytest.approx(expected.losses, rel=1e-2)
         assert 1e-6 < distance(result.weights, expected.weights) < 2e-2
         assert {tensor.dtype.itemsize for tensor in result.weights.values()} == {4 if name == "zero3" else 2}
         assert result.agree
     one, two, three = (results[0][name][0].held for name in BY_HAND)
-    masters = {name: (full[name].optimizer - 4 * 4) // 2 for name in BY_HAND}  # beside 4 step counts
+    masters = {name: (full[name].optimizer - 4 * 3) // 2 for name in BY_HAND}  # beside 3 step counts
     assert one.parameters == full["zero1"].parameters // 2
     assert one.gradients == full["zero1"].gradients // 2
     assert one.optimizer == full["zero1"].optimizer + masters["zero1"]
@@ -197,8 +198,10 @@ def test_bf16_computes_in_16_bits_and_trains_float32_shards():
 def test_peaks_inside_the_step_are_ordered_as_the_theory_says():
     """Few tokens, so that states matter more than activations."""
     config = TransformerConfig(layers=8, width=64, heads=2, length=8)
-    rows = {row.strategy: row for row in compare([*NAMES, "ddp"], (2,), config, steps=3, batch=2)}
-    peak = {name: row.peak for name, row in rows.items()}
+    settings = {"strategies": [*NAMES, "ddp"], "configs": [config], "steps": 3, "batch": 2}
+    results = run(ranks.train_all, 2, record_step=2, allocations=True, **settings)
+    peak = {name: max(result[name][0].peak for result in results) for name in results[0]}
+    held = {name: results[0][name][0].held for name in results[0]}
     # FSDP's own varies by a block or so from run to run: gloo's threads let go of tensors when they come to it
     for lower, higher in [
         ("zero1", "ddp"),
@@ -210,16 +213,29 @@ def test_peaks_inside_the_step_are_ordered_as_the_theory_says():
     ]:
         assert peak[lower] < peak[higher], (lower, higher, peak)
     # the optimizer's share is the only difference between these two, at the peak as well
-    assert peak["ddp"] - peak["zero_redundancy"] == rows["ddp"].held.optimizer - rows["zero_redundancy"].held.optimizer
+    one, other = (max(result[name][0].held.optimizer for result in results) for name in ("ddp", "zero_redundancy"))
+    assert peak["ddp"] - peak["zero_redundancy"] == one - other
     # whole gradients never exist at once: what zero2 has at its peak beside P and O is less than they are
     states = theory.adamw_states(config)
-    assert peak["zero2"] - rows["zero2"].held.parameters - rows["zero2"].held.optimizer < states.gradients
+    assert peak["zero2"] - held["zero2"].parameters - held["zero2"].optimizer < states.gradients
     # and with zero3, neither weights nor gradients
-    assert peak["zero3"] - rows["zero3"].held.total < states.parameters
-    for name in rows:
-        assert rows[name].held_error == rows[name].sent_error == 0
-        assert rows[name].loss_error < TOLERANCE
-    assert len(table(list(rows.values())).splitlines()) == len(rows) + 4
+    assert peak["zero3"] - held["zero3"].total < states.parameters
+
+
+def test_the_comparison_sets_every_sharded_state_beside_its_exact_formula():
+    config = TransformerConfig(layers=1, width=18, heads=3, length=7)
+    rows = compare(["zero1", "fsdp2"], (3,), config, steps=3, batch=6)
+    assert [(row.strategy, row.world_size) for row in rows] == [("zero1", 3), ("fsdp2", 3)]
+    for row in rows:
+        assert row.held_error == row.sent_error == 0
+        assert row.loss_error < TOLERANCE
+        assert row.peak > row.held.total
+    # 256 rows in three chunks of 86: more than a third, which the textbook does not know
+    assert rows[1].held.parameters > theory.memory("fsdp2", theory.adamw_states(config), 3).parameters
+    text = table(rows).splitlines()
+    assert [line.split()[:2] for line in text[2:4]] == [["zero1", "3"], ["fsdp2", "3"]]
+    with pytest.raises(ValueError, match="steps is 2: it must be at least 3"):
+        compare(["zero1"], (2,), config, steps=2)
 
 
 @pytest.mark.parametrize(
