@@ -197,9 +197,16 @@ class PeakMemory:
             "CPU allocations seen by torch.profiler" if on_cpu else f"torch.{self.device.type}.max_memory_allocated"
         )
 
+    _active = False  # torch has one profiler a process: an inner one would end the outer one's recording
+
     def __enter__(self) -> PeakMemory:
         if self.device.type == "cpu":
-            os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # else each profile prints lines on stderr
+            if PeakMemory._active:
+                raise RuntimeError(
+                    "PeakMemory is already measuring: a block inside another cannot be measured on the CPU"
+                )
+            PeakMemory._active = True
+            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else each profile prints lines on stderr
             self._profile = torch.profiler.profile(
                 activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
             )
@@ -213,6 +220,7 @@ class PeakMemory:
 
     def __exit__(self, *error: object) -> None:
         if self.device.type == "cpu":
+            PeakMemory._active = False
             self._profile.__exit__(None, None, None)
             self.bytes = self._highest(self._profile)
             del self._profile

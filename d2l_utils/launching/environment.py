@@ -36,7 +36,8 @@ def cores() -> int:
 def threads_per_rank(ranks: int, environ: Mapping[str, str]) -> int:
     """`max(1, cores // ranks)`, unless the user set OMP_NUM_THREADS to a whole number."""
     wish = environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    return int(wish) if wish.isdigit() and int(wish) > 0 else max(1, cores() // ranks)
+    own = wish.isascii() and wish.isdecimal() and len(wish) < 5 and int(wish) > 0
+    return int(wish) if own else max(1, cores() // ranks)
 
 
 def for_ranks(

@@ -54,6 +54,10 @@ class Ending:
     timed_out: float | None = None
     stopped: bool = False
     supervisor_died: bool = False
+    folder_gone: bool = False
+    statuses: list[int | None] = field(
+        default_factory=list
+    )  # exit statuses of torchrun's agents, where they ended by themselves
     early: set[int] = field(default_factory=set)  # ranks seen gone without a word while others still ran
 
 
@@ -111,12 +115,16 @@ def diagnose(ending: Ending) -> LaunchError | None:
     # The first rank that met the end of another saw who was gone before torchrun ended the rest.
     early = set(echoes[0][1]["gone"]) if echoes else ending.early
     gone = [s.rank for s in states if s.exited or (s.rank in early and not s.ended)]
-    if gone:
+    agents_killed = [status for status in ending.statuses if status is not None and status < 0]
+    if agents_killed:
         return LaunchError(
-            f"{_ranks(gone)} exited before the others finished" + _others(states, states[gone[0]]),
-            rank=gone[0],
-            kind="exit",
+            f"torchrun itself was killed by {killed_by(agents_killed[0])}; its ranks ended with it", kind="start"
         )
+    if len(gone) == len(missing):
+        return LaunchError(f"{_ranks(gone)} exited without returning a result", rank=gone[0], kind="exit")
+    if gone:
+        others = _others(states, states[gone[0]], but=len(gone) - 1)
+        return LaunchError(f"{_ranks(gone)} exited before the others finished{others}", rank=gone[0], kind="exit")
     delivered = [s.rank for s in states if s.delivered]
     if echoes and delivered:
         text = (
@@ -130,6 +138,8 @@ def diagnose(ending: Ending) -> LaunchError | None:
         state, error = echoes[0]
         text = f"rank {state.rank} failed: {error['summary']}\n\n{error['traceback']}"
         return LaunchError(text + _others(states, state), rank=state.rank)
+    if ending.folder_gone:
+        return LaunchError("the launch's temporary folder was removed while it ran", kind="start")
     log = "\n".join(log.strip() for log in ending.agent_logs if log.strip())
     return LaunchError(
         "torchrun ended before any rank had started\n\n" + (log[-3000:] or "(it printed nothing)"),
@@ -168,8 +178,8 @@ def _absent(states: list[RankState]) -> list[int]:
     return [s.rank for s in states if s.rank not in waiting] if waiting else []
 
 
-def _others(states: list[RankState], culprit: RankState) -> str:
-    count = sum(not s.delivered and s.rank != culprit.rank for s in states)
+def _others(states: list[RankState], culprit: RankState, but: int = 0) -> str:
+    count = sum(not s.delivered and s.rank != culprit.rank for s in states) - but
     alike = sum(
         bool(culprit.error and s.error and s.rank != culprit.rank and s.error["summary"] == culprit.error["summary"])
         for s in states

@@ -1,7 +1,10 @@
 """launch(): run a function on N real ranks through torchrun, and bring back results or the real error."""
 
+import errno
+import importlib.util
 import json
 import math
+import numbers
 import os
 import shlex
 import subprocess
@@ -77,7 +80,7 @@ def launch(
     in `uses`), or the path of a script (arguments then become `--name=value`). It may return numbers, strings, lists, dicts,
     tensors, numpy arrays. The process group exists when it is called, unless it calls `init_process_group` itself.
     world_size: number of ranks, 1 to 64; else D2L_WORLD_SIZE, else what the machine has. nodes: simulated nodes on this host.
-    timeout: seconds from the first rank's start. output: "live", "ordered" (rank by rank at the end) or "quiet".
+    timeout: seconds from when the first rank runs the function. output: "live", "ordered" (rank by rank at the end) or "quiet".
     stop: an event that ends the launch from another thread.
 
     Raises ValueError or TypeError before any process starts; LaunchError (LaunchTimeout, LaunchStopped) when ranks fail.
@@ -86,7 +89,7 @@ def launch(
     size = check_world_size(world_size)
     _check(size, nodes, timeout, output, stop)
     why_cold = environment.why_not_warm(os.environ)
-    name, text = _script_text(function, list(uses), arguments, size, nodes)
+    name, text = _script_text(function, uses, arguments, size, nodes)
     if why_cold is None:
         helper.warm_helper()  # imports torch while this process does the same
     choice = choose(size, nodes)
@@ -98,14 +101,20 @@ def launch(
             script.write_text(text, encoding="utf-8", errors="surrogateescape")
         extra = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()] if text is None else []
         line, way = _start(folder, [str(script), *extra], size, nodes, choice, why_cold)
-        ending = _follow(line, folder, size, timeout, output, stop)
-    except BaseException:
+        ending = _follow(line, folder, size, float(timeout), output, stop)
+        problem = errors.diagnose(ending)
+        results, unreadable = _results(folder, size)
+        problem = problem or unreadable
+    except BaseException as error:
         folders.remove(folder)
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
+            raise OSError(
+                f"no room for temporary files in {folder.parent.parent}: set TMPDIR to a folder with more"
+            ) from error
         raise
-    problem = errors.diagnose(ending)
-    results = [ranks.result(folder, rank) for rank in range(size)]
-    owner: Any
+    owner: Any = problem
     if problem is None:
+        late = errors.exit_codes(ending.agent_logs, ending.states)
         owner = Run(
             results=results,
             script=script,
@@ -117,17 +126,28 @@ def launch(
             way=way,
             seconds=time.perf_counter() - begun,
             folder=folder,
-            late_failures={
-                rank: _ended(code) for rank, code in errors.exit_codes(ending.agent_logs, ending.states).items()
-            },
+            late_failures={rank: _ended(code) for rank, code in late.items()},
         )
-    else:
-        problem.results, problem.output, problem.script = results, _texts(folder, size), script
-        owner = problem
     weakref.finalize(owner, folders.remove, folder)
     if problem is not None:
+        problem.results, problem.output, problem.script = results, _texts(folder, size), script
         raise problem
     return owner
+
+
+def _results(folder: Path, size: int) -> tuple[list[Any], errors.LaunchError | None]:
+    """What the ranks delivered, and an error for the first that this process cannot read."""
+    found, problem = [], None
+    for rank in range(size):
+        try:
+            found.append(ranks.result(folder, rank))
+        except Exception as error:
+            found.append(None)
+            problem = problem or errors.LaunchError(
+                f"rank {rank} returned something that the notebook cannot read: {type(error).__name__}: {error}",
+                rank=rank,
+            )
+    return found, problem
 
 
 def warm_up(world_size: int | None = None) -> Choice:
@@ -183,7 +203,7 @@ def agent_arguments(script: list[str], folder: str, world_size: int, nodes: int,
 def _check(size: int, nodes: Any, timeout: Any, output: Any, stop: Any) -> None:
     if type(nodes) is not int or nodes < 1 or size % nodes:
         raise ValueError(f"nodes is {nodes!r}: allowed is a whole number from 1 that divides world_size, here {size}")
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not (0 < timeout < math.inf):
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not (0 < timeout < math.inf):
         raise ValueError(f"timeout is {timeout!r}: allowed is a number of seconds above 0")
     if output not in ("live", "ordered", "quiet"):
         raise ValueError(f"output is {output!r}: allowed are 'live', 'ordered' and 'quiet'")
@@ -191,9 +211,7 @@ def _check(size: int, nodes: Any, timeout: Any, output: Any, stop: Any) -> None:
         raise TypeError(f"stop is a {type(stop).__name__}: allowed is a threading.Event")
 
 
-def _script_text(
-    function: Any, uses: list[Any], arguments: dict[str, Any], size: int, nodes: int
-) -> tuple[str, str | None]:
+def _script_text(function: Any, uses: Any, arguments: dict[str, Any], size: int, nodes: int) -> tuple[str, str | None]:
     """The script's file name and text; for a script of the reader's own its path and None."""
     if isinstance(function, str | os.PathLike):
         path = Path(function).resolve()
@@ -204,7 +222,9 @@ def _script_text(
                 raise TypeError(f"argument {key!r} is a {type(value).__name__}: a script takes strings and numbers")
         return os.fsencode(path).decode("utf-8", "surrogateescape"), None
     source.check_callable(function)
-    name = f"{function.__name__}.py"
+    # Beside a script called random.py nothing could import random.
+    taken = function.__name__ in sys.stdlib_module_names or importlib.util.find_spec(function.__name__) is not None
+    name = f"{'run_' if taken else ''}{function.__name__}.py"
     return name, source.script_for(function, uses, arguments, command_for([name], size, nodes, "python"))
 
 
@@ -236,7 +256,11 @@ def _follow(
     """Reprint output until the launch ends; end it at the deadline, on `stop`, and some time after a rank failed."""
     ending = errors.Ending(states=[], agent_logs=[])
     printer = output.Reprinter(folder, size, mode)
-    started, failed, told, looked = None, None, None, 0.0
+    started: float | None = None
+    failed: float | None = None
+    delivered: float | None = None
+    told: float | None = None
+    looked = 0.0
     begun = time.monotonic()
     try:
         while not line.ended.wait(0.02):
@@ -248,17 +272,21 @@ def _follow(
                 elif now - (started or begun + 60) > timeout:  # a minute for starting Python, where that is slow
                     ending.timed_out, told = timeout, now
                     line.send("dump")
-                elif failed is not None and now - failed > _GRACE:
-                    told = now
+                elif any(since is not None and now - since > _GRACE for since in (failed, delivered)):
+                    told = (
+                        now  # a rank failed, or all have delivered and something that they left keeps torchrun waiting
+                    )
                 if told is not None:
                     line.send("stop")
             elif now - told > 10:
                 break  # the supervisor itself does not answer
             if told is None and now - looked > 0.1:
                 looked = now
-                started = started or (now if any(folder.glob("rank*.pid")) else None)
+                started = started or (now if any(folder.glob("rank*.ready")) else None)
                 if failed is None and _any_failed(folder, size, ending):
                     failed = now
+                if delivered is None and all(ranks.path(folder, rank, "result").exists() for rank in range(size)):
+                    delivered = now
     except BaseException:  # the stop button: the ranks end before the cell does
         line.send("stop")
         line.ended.wait(10)
@@ -269,7 +297,9 @@ def _follow(
     ending.states = [ranks.read(folder, rank) for rank in range(size)]
     ending.agent_logs = [log.read_text(encoding="utf-8", errors="replace") for log in sorted(folder.glob("agent*.log"))]
     ending.agent_logs += [log.read_text(encoding="utf-8", errors="replace") for log in folder.glob("supervisor.log")]
-    ending.supervisor_died = line.record is None
+    ending.supervisor_died = line.record is None and ending.timed_out is None
+    ending.statuses = [] if told is not None or line.record is None else line.record["statuses"]
+    ending.folder_gone = not folder.exists()
     return ending
 
 

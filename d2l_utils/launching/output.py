@@ -73,7 +73,7 @@ class Reprinter:
         head = fresh[: max(0, HEAD - self.shown)]
         self.shown += len(head)
         if head:
-            print("\n".join(head), flush=True)
+            _say("\n".join(head))
         for line in fresh[len(head) :]:
             self.left_out += len(self.tail) == TAIL
             self.tail.append(line)
@@ -85,7 +85,7 @@ class Reprinter:
         if self.left_out:
             print(f"... {self.left_out} lines left out; every line is in {self.logs[0].parent}{_sep()}rank*.log ...")
         if self.tail:
-            print("\n".join(self.tail), flush=True)
+            _say("\n".join(self.tail))
         for source in self.sources:
             source.close()
 
@@ -101,6 +101,15 @@ class Reprinter:
         if now and self.bar:
             sys.stdout.write("\r" + " " * len(self.bar) + "\r")
             self.bar = ""
+
+
+def _say(text: str) -> None:
+    """Print; what the stream's encoding lacks becomes a question mark, and does not cost a good launch its results."""
+    try:
+        print(text, flush=True)
+    except UnicodeEncodeError:
+        encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+        print(text.encode(encoding, "replace").decode(encoding), flush=True)
 
 
 def _sep() -> str:

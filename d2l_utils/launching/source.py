@@ -7,7 +7,6 @@ import linecache
 import math
 import symtable
 import sys
-import textwrap
 import types
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
@@ -24,6 +23,10 @@ def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dic
     """
     check_callable(function)
     check_arguments(function, arguments)
+    uses = [uses] if callable(uses) else list(uses)
+    for helper in uses:
+        if not isinstance(helper, type | types.FunctionType):
+            raise TypeError(f"uses has {helper!r}: it takes functions and classes of the notebook")
     imports: set[str] = set()
     values = {name: literal(value, imports, f"argument {name!r}") for name, value in arguments.items()}
     parts: list[str] = []
@@ -45,7 +48,7 @@ def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dic
         "\n".join(sorted(imports)),
         *parts,
     ]
-    main = f'if __name__ == "__main__":\n    from d2l_utils.launching.worker import run\n\n    run({call})'
+    main = f'if __name__ == "__main__":\n    from d2l_utils.launching.worker import run_rank\n\n    run_rank({call})'
     return "\n\n\n".join(part for part in [*lines, main] if part) + "\n"
 
 
@@ -53,9 +56,13 @@ def check_callable(function: Any) -> None:
     """TypeError unless `function` is a plain function whose source stands on its own."""
     name = getattr(function, "__name__", repr(function))
     if not isinstance(function, types.FunctionType):
-        raise TypeError(f"{_ACCEPTED}; got {function!r}, a {type(function).__name__}")
+        raise TypeError(
+            f"{_ACCEPTED}; got {function!r}, of type {type(function).__name__} (pass the function itself, not what it returns)"
+        )
     if name == "<lambda>":
         raise TypeError(f"{_ACCEPTED}; got a lambda, which has no source of its own: write it as a def")
+    if hasattr(function, "__wrapped__"):
+        raise TypeError(f"{_ACCEPTED}; {name} is wrapped by a decorator: use the decorator inside the function")
     if function.__code__.co_freevars:
         names = ", ".join(function.__code__.co_freevars)
         raise TypeError(f"{_ACCEPTED}; {name} is a closure over {names}: pass them as keyword arguments instead")
@@ -116,7 +123,9 @@ def source_of(item: Any) -> str:
         text = _class_source(item) if isinstance(item, type) else inspect.getsource(item)
     except (OSError, TypeError) as error:
         raise TypeError(f"{_ACCEPTED}; the source of {item.__name__} cannot be found ({error})") from None
-    return textwrap.dedent(text).rstrip()
+    # Untouched: to shift an indented definition would change the strings in it.
+    text = text.rstrip("\n")
+    return f"if True:\n{text}" if text[:1].isspace() else text
 
 
 def _class_source(item: type) -> str:

@@ -76,6 +76,9 @@ def fork_agent(arguments: list[str], request: dict[str, Any], log: str) -> int:
     try:
         die_with_parent()
         quiet_streams(log)
+        import tempfile
+
+        tempfile.tempdir = request["folder"]  # torch leaves the error files of its processes behind
         import torch.distributed.run
 
         torch.distributed.run.main(arguments)

@@ -1,6 +1,6 @@
 """What runs inside a rank: its output, its session, its result, its error.
 
-A script that `launch` wrote ends in `from d2l_utils.launching.worker import run` and `run(function, ...)`. It also works
+A script that `launch` wrote ends in `from d2l_utils.launching.worker import run_rank` and `run_rank(function, ...)`. It also works
 under plain torchrun, on a laptop or a cluster, with nothing of ours around it; then the results are printed. Under
 `launch`, torchrun starts this module with the script as its argument (`main`), which first sets up output, limits and
 error reports.
@@ -10,11 +10,11 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
-import pickle
 import re
 import runpy
 import signal
 import sys
+import tempfile
 import time
 import traceback
 import types
@@ -34,9 +34,19 @@ _ECHO = re.compile(
 )
 
 
+_delivers = False  # whether the script called run_rank; one of the reader's own that does not is done when it ends
+
+
 def main(arguments: list[str]) -> None:
     """Run `arguments[0]`, a script, as `__main__` with the remaining arguments. Called by torchrun in each rank of a launch."""
     folder, rank = Path(os.environ["D2L_RUN_FOLDER"]), int(os.environ["RANK"])
+    # A forked rank inherits torchrun's own handlers, which would turn its end by SIGTERM into an exception of its own,
+    # and the place where the agent keeps its temporary files.
+    for name in ("SIGTERM", "SIGHUP", "SIGQUIT"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    tempfile.tempdir = None
     ranks.write(ranks.path(folder, rank, "pid"), str(os.getpid()).encode())
     _capture_output(ranks.path(folder, rank, "log"))
     stack = open(ranks.path(folder, rank, "stack"), "w", encoding="utf-8")
@@ -47,50 +57,64 @@ def main(arguments: list[str]) -> None:
         from d2l_utils.launching.supervisor import die_with_parent
 
         die_with_parent()
-        # A forked rank inherits torchrun's own handlers, which would turn its end by SIGTERM into an exception of its own.
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    _quiet_torch()
     code = 0
     try:
+        _quiet_torch()
+        ranks.write(ranks.path(folder, rank, "ready"), b"")
         sys.argv = arguments
-        runpy.run_path(arguments[0], run_name="__main__")
-        if not ranks.path(folder, rank, "result").exists():  # a script of the reader's own delivers nothing
-            ranks.write(ranks.path(folder, rank, "result"), pickle.dumps(None))
+        script = os.path.abspath(arguments[0])
+        if os.path.dirname(script) != str(folder):  # a script of the reader's own imports what lies beside it
+            sys.path.insert(0, os.path.dirname(script))
+        runpy.run_path(script, run_name="__main__")
+        _done(folder, rank)
     except BaseException as error:
-        code = _report(error, folder, rank)
+        if isinstance(error, SystemExit) and error.code in (None, 0) and not _delivers:
+            _done(folder, rank)
+        else:
+            code = _report(error, folder, rank)
     with contextlib.suppress(Exception):
         _end_process_group(code)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
     # torchrun waits for the return of a rank that it forked. One that it started as a program leaves without the interpreter's
     # own ending, in which FSDP1 now and then aborts after everything was done.
     if code or multiprocessing.parent_process() is None:
         os._exit(code)
 
 
-def run(function: Callable[..., Any], **arguments: Any) -> None:
+def _done(folder: Path, rank: int) -> None:
+    """A script that ended by itself has delivered, if only None."""
+    if not ranks.path(folder, rank, "result").exists():
+        ranks.write(ranks.path(folder, rank, "result"), ranks.packed(None))
+
+
+def run_rank(function: Callable[..., Any], **arguments: Any) -> None:
     """Call `function(**arguments)` on this rank inside a process group, and deliver what it returns.
 
     The group is left to the function when it calls `init_process_group` itself; it is always ended here.
     """
+    global _delivers
     import torch.distributed as dist
 
     from d2l_utils.device import rank_device
 
-    device = rank_device()
+    _delivers = True
+    # Read before the function can change them, as a lesson on environment variables may.
+    rank, size, place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ.get("D2L_RUN_FOLDER")
+    device, process = rank_device(), os.getpid()
     if not initialises_process_group(function):
         dist.init_process_group("gloo" if device.type == "cpu" else dist.get_default_backend_for_device(device))
-    folder = os.environ.get("D2L_RUN_FOLDER")
     value = function(**arguments)
-    if folder is None:
-        print(f"[rank {os.environ['RANK']}] {value!r}", flush=True)
+    if os.getpid() != process:
+        os._exit(0)  # a child that the function forked and that came back: the rank is its parent
+    if place is None:
+        print(f"[rank {rank}] {value!r}", flush=True)
         _end_process_group(0)
         return
-    data = pickle.dumps(portable(value), protocol=pickle.HIGHEST_PROTOCOL)
-    ranks.write(ranks.path(Path(folder), int(os.environ["RANK"]), "result"), data)
-    _wait_for_others(Path(folder))
+    folder = Path(place)
+    ranks.write(ranks.path(folder, rank, "result"), ranks.packed(portable(value)))
+    _wait_for_others(folder, size)
 
 
 def portable(value: Any, where: str = "the result") -> Any:
@@ -171,11 +195,16 @@ def _report(error: BaseException, folder: Path, rank: int) -> int:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         ranks.write(ranks.path(folder, rank, "exit"), b"")
         return 0
-    summary = "".join(traceback.format_exception_only(error)).strip()
+    # A SyntaxError's own file and line come before its words; notes come after them.
+    summary = traceback.format_exception_only(error)[-1 if isinstance(error, SyntaxError) else 0].strip()
     if isinstance(error, SystemExit):
         summary = f"sys.exit({error.code!r})"
-    echo = isinstance(error, RuntimeError) and _ECHO.search(str(error)) is not None
-    record = {"summary": summary, "traceback": reader_traceback(error), "echo": echo, "time": time.time(), "gone": []}
+    echo = isinstance(error, RuntimeError) and _ECHO.search(summary) is not None
+    try:
+        text = reader_traceback(error)
+    except Exception:  # an exception may break whoever looks at it
+        text = summary
+    record = {"summary": summary, "traceback": text, "echo": echo, "time": time.time(), "gone": []}
     ranks.write_json(ranks.path(folder, rank, "error"), record)
     if echo:
         _linger(record, folder, rank)
@@ -214,9 +243,11 @@ def reader_traceback(error: BaseException) -> str:
 def _trim(part: traceback.TracebackException) -> None:
     own = [i for i, frame in enumerate(part.stack) if not ranks.is_library(frame.filename)]
     if not own:
+        kept = [frame for frame in part.stack if not _is_ours(frame) and not frame.filename.startswith("<frozen")]
+        part.stack[:] = kept
         return
     below = len(part.stack) - own[-1] - 1
-    called = [i for i, frame in enumerate(part.stack) if _is_ours(frame) and frame.name == "run"]
+    called = [i for i, frame in enumerate(part.stack) if _is_ours(frame) and frame.name == "run_rank"]
     first = (
         called[-1] + 1 if called and called[-1] < own[-1] else own[0]
     )  # the call that launch wrote is not the reader's
@@ -234,9 +265,9 @@ def _is_ours(frame: traceback.FrameSummary) -> bool:
     return os.path.abspath(frame.filename) == os.path.abspath(__file__)
 
 
-def _wait_for_others(folder: Path, seconds: float = 2.0) -> None:
+def _wait_for_others(folder: Path, size: int, seconds: float = 2.0) -> None:
     """Give the others a moment to deliver: a rank that dies while it is torn down makes torchrun end the rest."""
-    missing = [ranks.path(folder, rank, "result") for rank in range(int(os.environ["WORLD_SIZE"]))]
+    missing = [ranks.path(folder, rank, "result") for rank in range(size)]
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline and not all(file.exists() for file in missing):
         time.sleep(0.003)

@@ -111,11 +111,11 @@ def test_skipped_collective_keeps_what_was_delivered(way):
 
 
 def test_timeout_names_who_did_not_join(way):
-    error = fails(how="sleep", timeout=2)
+    error = fails(how="sleep", timeout=4)
     assert isinstance(error, LaunchTimeout)
     first = error.message.splitlines()[0]
     assert (
-        first.startswith("timed out after 2 s") and "rank 1 never joined the collective in which rank 0 waited" in first
+        first.startswith("timed out after 4 s") and "rank 1 never joined the collective in which rank 0 waited" in first
     )
     works()
 
@@ -193,3 +193,59 @@ def test_warm_that_cannot_start_turns_cold_and_says_so(monkeypatch, capsys):
     monkeypatch.setattr(launcher, "_said", set())
     assert launch(end, world_size=1, how="well").way == "cold"
     assert "the test says no" in capsys.readouterr().out
+
+
+def all_exit():
+    import sys
+
+    sys.exit(0)
+
+
+class Silent(RuntimeError):
+    def __str__(self):
+        raise ValueError("no words")
+
+
+def unprintable():
+    raise Silent
+
+
+def test_all_exit():
+    with pytest.raises(LaunchError, match=r"^ranks 0 and 1 exited without returning a result$"):
+        launch(all_exit, world_size=2)
+
+
+def test_an_exception_without_words():
+    with pytest.raises(LaunchError, match=r"^rank [01] failed: .*Silent"):
+        launch(unprintable, world_size=2)
+
+
+def test_a_syntax_error_in_a_script(tmp_path):
+    script = tmp_path / "wrong.py"
+    script.write_text("x = (\n")
+    with pytest.raises(LaunchError, match=r"^rank [01] failed: SyntaxError: ") as caught:
+        launch(script, world_size=2)
+    assert "wrong.py" in caught.value.message and "worker.py" not in caught.value.message
+
+
+def test_a_killed_agent_is_named():
+    import psutil
+
+    caught = []
+
+    def target():
+        with pytest.raises(LaunchError) as error:
+            launch(end, world_size=2, how="sleep")
+        caught.append(error.value)
+
+    thread = threading.Thread(target=target)
+    thread.start()
+    deadline = time.monotonic() + 60
+    agents = []
+    while time.monotonic() < deadline and not agents:
+        ranks = [p for p in psutil.Process().children(recursive=True) if p.parent() and len(p.parent().children()) == 2]
+        agents = list({p.ppid() for p in ranks})
+        time.sleep(0.3)
+    psutil.Process(agents[0]).kill()
+    thread.join(30)
+    assert caught[0].message.startswith("torchrun itself was killed by SIGKILL")

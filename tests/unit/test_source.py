@@ -27,7 +27,7 @@ def plain(scale, config=None):
 
 def test_a_function_of_a_module_is_imported():
     text = source.script_for(plain, [], {"scale": 1.5}, "torchrun plain.py")
-    assert f"from {__name__} import plain" in text and text.rstrip().endswith("run(plain, scale=1.5)")
+    assert f"from {__name__} import plain" in text and text.rstrip().endswith("run_rank(plain, scale=1.5)")
     assert ast.get_docstring(ast.parse(text)).endswith("torchrun plain.py")
 
 
@@ -41,7 +41,7 @@ def test_a_local_function_brings_its_source_and_imports():
         and f"from {__name__} import helper" in text
         and f"from {__name__} import Config" in text
     )
-    assert "def local(n):\n    return math.sqrt(n)" in text
+    assert "if True:\n    def local(n):\n        return math.sqrt(n)" in text
 
 
 @pytest.mark.parametrize("value", [1, -2.5, "a'b\"\n", True, None, b"x", [1, (2,), {"k": [None]}], (), 1e-300])
@@ -74,6 +74,32 @@ def closure():
     return inner
 
 
+def test_the_source_is_untouched():
+    """An indented definition is not shifted: that would change the strings in it."""
+
+    def local():
+        return """
+        x
+   
+        """
+
+    scope = {}
+    text = source.script_for(local, [], {}, "torchrun local.py").partition("if __name__")[0]
+    exec(text, scope)
+    assert scope["local"]() == local()
+
+
+def decorate(function):
+    import functools
+
+    return functools.wraps(function)(lambda: function())
+
+
+@decorate
+def decorated():
+    return 1
+
+
 async def coroutine():
     pass
 
@@ -88,6 +114,7 @@ async def coroutine():
         (Config(), "Config"),
         ("".join, "builtin"),
         (coroutine, "coroutine"),
+        (decorated, "wrapped by a decorator"),
         (3, "int"),
         (None, "NoneType"),
     ],
@@ -101,6 +128,12 @@ def test_L31_what_is_not_accepted(function, words):
 def test_arguments_must_fit():
     with pytest.raises(TypeError, match=r"plain\(scale, config=None\) cannot be called with \['size'\]"):
         launch(plain, world_size=1, size=3)
+
+
+@pytest.mark.parametrize("uses", [["helper"], [3]])
+def test_uses_takes_functions_and_classes(uses):
+    with pytest.raises(TypeError, match="uses has"):
+        launch(plain, world_size=1, uses=uses, scale=1)
 
 
 def test_no_such_script():
