@@ -80,7 +80,7 @@ def test_the_source_is_untouched():
     def local():
         return """
         x
-   
+
         """
 
     scope = {}
