@@ -39,6 +39,8 @@ class Event:
     backend_bytes: what this rank sends by the algorithm of that backend operation.
     backend_start: when the backend took the operation up: after ``start`` by what it spent in a queue.
     group_size: the number of ranks that took part.
+    of, blocks: "parameters" or "gradients", and the names of the blocks that they belong to. Only of collectives,
+        and only where holdings were recorded and it could be told.
 
     None means that it was not measured or cannot be told, never zero.
     """
@@ -54,6 +56,8 @@ class Event:
     backend_bytes: float | None = None
     backend_start: float | None = None
     group_size: int | None = None
+    of: str | None = None
+    blocks: tuple[str, ...] | None = None
 
     @property
     def seconds(self) -> float | None:
@@ -69,6 +73,26 @@ class MemoryPoint:
     bytes: int
 
 
+@dataclass(frozen=True)
+class Holding:
+    """What a rank held of one block from ``time`` on, until the next holding of that block.
+
+    block: one of the recording's blocks that is a member of a list of modules (where there are none, any of them); ""
+        is everything else together.
+    parameters, gradients, optimizer: bytes that live tensors cover on this rank, by distinct memory.
+    at: where the sample was taken: "start" or "end" of the step, "forward", "after forward", "backward", "launch" (of a
+        collective, or a wait for one), "closing" (backward is done), "optimizer". At "forward" and "backward" this
+        block begins to be used; "" is a sample that was taken because another one does.
+    """
+
+    time: float
+    block: str
+    parameters: int
+    gradients: int
+    optimizer: int
+    at: str = ""
+
+
 @dataclass
 class Recording:
     """One rank's recorded step, filled when the ``with record(...)`` block ends.
@@ -78,6 +102,7 @@ class Recording:
     events: in the order of their starts.
     memory: the memory curve, empty unless allocations were asked for.
     peak: highest memory of the step in bytes above its start, or None where it was not measured.
+    holdings: what the rank held of each block and when, empty unless asked for. In order of time.
     wire_bytes: bytes that this process really sent over its TCP connections during the step (Linux; None
         elsewhere). It includes headers and the store's small traffic. Shared memory and NVLink do not pass
         through here.
@@ -91,6 +116,7 @@ class Recording:
     memory: list[MemoryPoint] = field(default_factory=list)
     peak: int | None = None
     wire_bytes: int | None = None
+    holdings: list[Holding] = field(default_factory=list)
 
 
 class Overlap(NamedTuple):

@@ -29,7 +29,8 @@ class Marks:
     def __init__(self, clean_up: contextlib.ExitStack) -> None:
         self._clean_up = clean_up
         self._open: list[Any] = []
-        self._over = False
+        self.over = False
+        self.watch: Any = None  # takes samples of what is held at the marks, where that was asked for
 
     @contextlib.contextmanager
     def mark(self, kind: str, name: str = "") -> Iterator[None]:
@@ -47,17 +48,27 @@ class Marks:
 
     def close(self) -> None:
         """Ends marks that an exception left open; later ones are not set."""
-        self._over = True
+        self.over = True
         while self._open:
             self.end()
 
     def blocks(self, units: Mapping[str, nn.Module]) -> None:
         """Marks each call of each block."""
         for name, module in units.items():
-            before = module.register_forward_pre_hook(lambda *_, name=name: self.begin("forward", name))
-            after = module.register_forward_hook(lambda *_: self.end(), always_call=True)
+            before = module.register_forward_pre_hook(lambda *_, name=name: self._begin_block(name))
+            after = module.register_forward_hook(lambda *_: self._end_block(), always_call=True)
             self._clean_up.callback(before.remove)
             self._clean_up.callback(after.remove)
+
+    def _begin_block(self, name: str) -> None:
+        if self.watch is not None:
+            self.watch.sample("forward", name)
+        self.begin("forward", name)
+
+    def _end_block(self) -> None:
+        self.end()
+        if self.watch is not None:
+            self.watch.sample("after forward")
 
     def end_of_backward(self, model: nn.Module) -> None:
         """Marks what autograd does after the last gradient: DDP waits for its buckets there, in C++."""
@@ -65,11 +76,13 @@ class Marks:
         def closing() -> None:
             # Callbacks run in the order in which they were asked for, later ones too: this one was asked for before
             # DDP's, the one that it asks for comes after it.
+            if self.watch is not None:
+                self.watch.sample("closing")
             self.begin("closing")
             torch.autograd.Variable._execution_engine.queue_callback(self.end)
 
         def started(gradient: torch.Tensor) -> None:
-            if self._over:  # the tensor outlived the recording
+            if self.over:  # the tensor outlived the recording
                 return
             torch.autograd.Variable._execution_engine.queue_callback(closing)
 
@@ -96,7 +109,8 @@ class Marks:
         function = getattr(owner, method)
 
         def marked(this: Any, *arguments: Any, **options: Any) -> Any:
-            with self.mark(kind, name(this)):
+            watching = contextlib.nullcontext() if self.watch is None else self.watch.around([arguments, options])
+            with watching, self.mark(kind, name(this)):
                 return function(this, *arguments, **options)
 
         setattr(owner, method, marked)

@@ -24,6 +24,7 @@ from torch import nn
 
 from d2l_utils import marks, trace, wire
 from d2l_utils.events import Recording
+from d2l_utils.holdings import Further, Holdings
 
 __all__ = ["Recording", "record"]
 
@@ -38,6 +39,7 @@ def record(
     allocations: bool = False,
     *,
     blocks: Mapping[str, nn.Module] | None = None,
+    holdings: bool | Further = False,
     enabled: bool = True,
 ) -> Iterator[Recording]:
     """Records what this rank does inside the ``with`` block, which should be one training step.
@@ -49,6 +51,9 @@ def record(
             step, releases are seen of parameters, buffers, gradients and optimizer states. PyTorch prints a warning
             about such releases unless TORCH_CPP_LOG_LEVEL=ERROR was set before its import, as ``launch`` does.
         blocks: name -> module, the units of ``forward`` and ``backward`` events. Default: ``default_blocks(model)``.
+        holdings: record what this rank holds of each block at each moment, and which blocks each collective works for.
+            A sample costs about a millisecond for a hundred parameters, so these steps are for looking, not for
+            timing. A function gives further (kind, block, tensor) to count: see ``d2l_utils.holdings``.
         enabled: False records nothing and costs nothing, so that a loop can record chosen steps only.
 
     The recording is filled when the block ends without an exception; hooks and marks are removed in any case.
@@ -76,6 +81,12 @@ def record(
         hung.end_of_backward(model)
         hung.calls()
         hung.optimizer(optimizer)
+        watch = None
+        if holdings:
+            watch = Holdings(model, optimizer, units, hung, holdings if callable(holdings) else None, _unwrap)
+        if watch is not None:
+            watch.hang(clean_up)
+            hung.watch = watch
         if allocations and not on_device:
             hung.releases(model, optimizer)
         if on_device:
@@ -87,7 +98,11 @@ def record(
         clean_up.callback(profiler.__exit__, None, None, None)
         clean_up.callback(hung.close)
         with hung.mark("step"):
+            if watch is not None:
+                watch.sample("start")
             yield recording
+            if watch is not None:
+                watch.sample("end")
             if on_device:
                 torch.cuda.synchronize(device)
         recording.wire_bytes = wire.since(before)
@@ -96,6 +111,9 @@ def record(
     recording.began = found.began
     ddp = isinstance(model, nn.parallel.DistributedDataParallel)
     recording.events = trace.read(found, recording.rank, _default_group(model), ddp)
+    if watch is not None:
+        recording.holdings = watch.read(found)
+        recording.events = watch.assign(found, recording.events)
     if allocations:
         recording.memory = trace.memory_curve(found)
         recording.peak = max(point.bytes for point in recording.memory)

@@ -18,6 +18,7 @@ from d2l_utils.events import REST, Event, Interval, MemoryPoint, difference, int
 MARK = "d2l."  # our own records are called d2l.<kind>:<name>
 _NODE = "autograd::engine::evaluate_function: "
 _OPTIMIZER = "Optimizer.step#"
+_FSDP2 = "FSDP::"
 _LOOP = 20e-6  # seconds: less than that between two operators is the loop around them, not a wait
 
 
@@ -46,6 +47,7 @@ class Trace:
         self.launches: list[tuple[Span, Any]] = []
         self.backends: list[tuple[Span, Any]] = []
         self.waits: list[Span] = []
+        self.labels: list[Span] = []  # FSDP2's own records: which unit it works for
         self.optimizers: list[Span] = []
         self.allocations: list[tuple[float, int, bool]] = []  # time, bytes, on an accelerator
         self.kernels: list[tuple[Span, int]] = []  # device work with the correlation of the operator behind it
@@ -74,6 +76,8 @@ class Trace:
             self.nodes.append((self._span(record, name.removeprefix(_NODE)), record.sequence_nr()))
         elif sort == "launch":
             self.launches.append((self._span(record, name), record))
+        elif sort == "label":
+            self.labels.append(self._span(record, name))
         elif sort == "wait":
             self.waits.append(self._span(record, "wait_tensor"))
         elif sort == "optimizer":
@@ -108,7 +112,7 @@ def _sort(name: str) -> str:
         return "backend"
     if name == "_c10d_functional::wait_tensor":
         return "wait"
-    begins = {MARK: "mark", _NODE: "node", "c10d::": "launch", _OPTIMIZER: "optimizer"}
+    begins = {MARK: "mark", _NODE: "node", "c10d::": "launch", _OPTIMIZER: "optimizer", _FSDP2: "label"}
     return next((sort for start, sort in begins.items() if name.startswith(start)), "operator")
 
 

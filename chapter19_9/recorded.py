@@ -1,0 +1,144 @@
+"""One training step on this rank with everything that the lifecycle needs, for any strategy.
+
+run = launch(recorded_step, world_size=4, strategy="fsdp2")
+run.results        # one Recorded a rank
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from chapter19_9 import strategies
+from chapter19_9.checks import check_batch
+from chapter19_9.strategies.shards import Flat, blocks, place
+from d2l_utils.device import rank_device
+from d2l_utils.events import Recording
+from d2l_utils.memory import held
+from d2l_utils.record import record
+from d2l_utils.text import sequences
+from d2l_utils.transformer import Transformer, TransformerConfig
+
+DEFAULT = TransformerConfig()
+ROOT = ""  # everything that is in no block
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One rank's recorded step, and what its figures are compared with.
+
+    recording : with holdings, and with the memory curve.
+    whole     : by block ("" is what is in none), bytes of its unsharded parameters, of the gradients of those
+                that are trained, and of AdamW's states for them.
+    start     : bytes of model states on this rank when the step began, DDP's buckets included.
+    """
+
+    strategy: str
+    recording: Recording
+    whole: dict[str, tuple[int, int, int]]
+    start: int
+
+
+def recorded_step(
+    strategy: str,
+    config: TransformerConfig = DEFAULT,
+    *,
+    batch: int = 8,
+    options: Mapping[str, Any] | None = None,
+    warm: int = 2,
+) -> Recorded:
+    """Train ``warm`` steps, then record one. Runs on every rank of the process group.
+
+    batch: samples in a step over all ranks. options: the strategy's settings, by the names that its ``shard``
+    gives them, in float32. Raises ValueError for a batch that the ranks cannot share, and for another dtype.
+    """
+    if "dtype" in (options or {}):
+        raise ValueError("options has 'dtype': a lifecycle is recorded in float32 only")
+    rank, n = place()
+    check_batch(batch, n, 1)
+    device = rank_device() if dist.is_initialized() else torch.device("cpu")
+    module = strategies.get(strategy).load()
+    plain = Transformer(config).to(device)
+    whole = unsharded(plain)
+    model = module.shard(plain, device, **(options or {}))
+    optimizer = module.optimizer(model, 1e-3)
+
+    def further() -> Iterator[tuple[str, str, Tensor]]:
+        return kept(model, optimizer)
+
+    for step in range(warm + 1):
+        rows = sequences(config.length, batch, offset=step * batch).chunk(n)[rank].to(device)
+        tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        optimizer.zero_grad()
+        last = step == warm
+        gradients = [tensor for kind, _, tensor in further() if kind == "gradients"]
+        start = held(model, optimizer, gradients=gradients).total + _buckets(model)
+        with record(model, optimizer, allocations=True, holdings=further, enabled=last) as recording:
+            model(tokens, targets).backward()
+            optimizer.step()
+    return Recorded(strategy, recording, whole, start)
+
+
+def kept(model: nn.Module, optimizer: Any) -> Iterator[tuple[str, str, Tensor]]:
+    """(kind, block, tensor) of what hand-written ZeRO keeps in its flat vectors, where no module shows it."""
+    for flat in vars(model).get("flats", []):
+        yield from (("parameters", block, part) for block, part in _by_block(flat, flat.shard.detach()))
+        if (gradient := flat.gradient()) is not None:
+            yield from (("gradients", block, part) for block, part in _by_block(flat, gradient))
+        for state in getattr(optimizer, "optim", optimizer).state.get(flat.shard, {}).values():
+            if isinstance(state, Tensor):
+                yield from (("optimizer", block, part) for block, part in _by_block(flat, state))
+
+
+def _by_block(flat: Flat, part: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """This rank's part of a flat vector, cut where another block begins. Padding goes with the last block."""
+    if part.numel() != flat.layout.shard:  # AdamW counts its steps in a scalar
+        return
+    first, at, cuts = place()[0] * flat.layout.shard, 0, {}
+    for entry, shape in zip(flat.entries, flat.layout.shapes, strict=True):
+        at += shape.numel()
+        cuts[_block(entry.names[0])] = at
+    begin = 0
+    for number, (block, end) in enumerate(cuts.items()):
+        end = flat.layout.shard if number == len(cuts) - 1 else min(max(end - first, 0), flat.layout.shard)
+        if end > begin:
+            yield block, part[begin:end]
+        begin = max(begin, end)
+
+
+def _block(name: str) -> str:
+    """ "blocks.0" of "blocks.0.up.weight"; "" of what is in no block."""
+    head, _, rest = name.partition(".")
+    number = rest.partition(".")[0]
+    return f"{head}.{number}" if number.isdigit() else ROOT
+
+
+def unsharded(model: nn.Module) -> dict[str, tuple[int, int, int]]:
+    """Bytes of parameters, gradients and AdamW's states by block, read off a copy that takes a step by itself."""
+    model = copy.deepcopy(model)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer = torch.optim.AdamW(trained, lr=0.0)
+    optimizer.step()
+    sizes = {block: [0, 0, 0] for block in (ROOT, *blocks(model))}
+    for name, parameter in model.named_parameters():
+        size = sizes[_block(name)]
+        size[0] += parameter.nbytes
+        if parameter.grad is not None:
+            size[1] += parameter.grad.nbytes
+            size[2] += sum(state.nbytes for state in optimizer.state[parameter].values() if state.dim())
+    return {block: (p, g, o) for block, (p, g, o) in sizes.items()}
+
+
+def _buckets(model: nn.Module) -> int:
+    """Bytes of DDP's buckets, which stay when the gradients that are views of them are forgotten."""
+    if not isinstance(model, nn.parallel.DistributedDataParallel):
+        return 0
+    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
