@@ -19,6 +19,7 @@ setup: ## only set up, for a class room or a container
 
 lab: ## open the lessons in JupyterLab, on this machine only
 	$(run) -m jupyterlab --ServerApp.ip=127.0.0.1 --LabApp.default_url=/lab/tree/$(first) \
+		--LabApp.app_settings_dir="$$(pwd)/.ci/lab" \
 		--LabApp.news_url=None --MappingKernelManager.transport_encryption=auto --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate $(root) $(ARGS)
 
 test: ## run every test, the notebooks' included
