@@ -29,7 +29,7 @@ __all__ = ["Broken", "Cell", "Flight", "Frame", "Lifecycle", "frames", "lifecycl
 STATES = {
     "parameters": {
         "shard": ("shard", "part"),
-        "gathering": ("gathering", "moving"),
+        "gathering": ("filling", "moving"),
         "full": ("full", "whole"),
         "freed": ("freed", "gone"),
     },
@@ -37,10 +37,10 @@ STATES = {
         "none": ("none", "none"),
         "kept": ("old", "stale"),
         "computing": ("growing", "moving"),
-        "full": ("full, own", "whole"),
+        "full": ("full own", "whole"),
         "reducing": ("reducing", "moving"),
-        "mean": ("full, mean", "whole"),
-        "shard": ("shard, mean", "part"),
+        "mean": ("full mean", "whole"),
+        "shard": ("shard", "part"),
     },
     "optimizer": {"none": ("none", "none"), "shard": ("shard", "part"), "full": ("full", "whole")},
 }

@@ -140,6 +140,10 @@ class RankView:
     def _is_whole(self, block: str, time: float) -> bool:
         return self.held(block, time)[0] >= self.whole[block][0]
 
+    def _stays_whole(self, block: str, start: float, end: float) -> bool:
+        whole = self.whole[block][0]
+        return all(h.parameters >= whole for h in self._held[block] if start <= h.time <= end)
+
     def _until(self, use: Holding) -> float:
         """The end of the computation that a use begins."""
         later = [other.time for other in self._uses if other.time > use.time] + [start for start, _ in self.updates]
@@ -184,15 +188,15 @@ class RankView:
 
     def _fill(self, block: str) -> list[Interval]:
         """When a block's parameters are being filled: from room made for them or launch, to end or the last copy."""
-        spans = []
+        spans: list[Interval] = []
         flights = self._for(block, "parameters")
         for number, flight in enumerate(flights):
             start, end = flight.start, flight.end
-            nothing_since = flights[number - 1].end if number else float("-inf")
+            nothing_since = spans[-1][1] if spans else float("-inf")
             limit = flights[number + 1].start if number + 1 < len(flights) else float("inf")
             for before, after in pairwise(self._held[block]):
                 if before.parameters < self.whole[block][0] <= after.parameters:
-                    if nothing_since < after.time < start and self._is_whole(block, start):
+                    if nothing_since < after.time < flight.start and self._stays_whole(block, after.time, flight.start):
                         start = after.time  # room was made before the launch
                     elif end < after.time < limit and not self._is_whole(block, end):
                         end = after.time  # copied out of a buffer after the end

@@ -2,6 +2,7 @@
 
 from d2l_utils.widgets.batch import BatchPanel
 from d2l_utils.widgets.collectives import CollectiveExplorer
+from d2l_utils.widgets.lifecycle import ShardLifecycle
 from d2l_utils.widgets.live import LivePanel
 
-__all__ = ["BatchPanel", "CollectiveExplorer", "LivePanel"]
+__all__ = ["BatchPanel", "CollectiveExplorer", "LivePanel", "ShardLifecycle"]

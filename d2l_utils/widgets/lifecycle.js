@@ -9,8 +9,8 @@ const CSS = `
   padding:3px 9px; cursor:pointer; }
 .slc button.play { min-width:5.4em; background:#dcecf7; font-weight:600; }
 .slc input[type=range] { flex:1 1 140px; min-width:120px; accent-color:#0072B2; }
-.slc .films { display:flex; flex-wrap:wrap; gap:10px 22px; }
-.slc .film { flex:1 1 400px; min-width:0; overflow-x:auto; }
+.slc .films { align-items:flex-start; display:flex; flex-wrap:wrap; gap:10px 22px; }
+.slc .film { flex:1 1 400px; min-width:0; overflow-x:auto; container-type:inline-size; }
 .slc h4 { margin:8px 0 0; font-size:14px; color:var(--ink); }
 .slc .words { min-height:2.7em; margin:4px 0; padding:3px 8px; border-left:4px solid #0072B2; background:#f4f8fb; }
 .slc .words small { color:var(--mute); }
@@ -40,11 +40,12 @@ const CSS = `
 .slc .kind.moving i { background:repeating-linear-gradient(115deg,var(--c) 0 6px,#fff 6px 11px); background-size:24.3px 100%; }
 .slc .kind.moving { border-color:#D55E00; }
 .slc .kind.moving span { background:#ffffffd0; border-radius:2px; padding-right:3px; }
-.slc .curve { display:grid; grid-template-columns:50px 1fr 128px; align-items:center; gap:4px; font-size:11px; height:30px; }
-.slc .curve b { text-align:right; }
+.slc .curve { display:grid; grid-template-columns:50px 1fr 80px; align-items:center; gap:4px; font-size:10.5px; line-height:13px; height:32px; }
+.slc .curve > b { text-align:right; }
 .slc .curve svg { width:100%; height:28px; display:block; border-bottom:1px solid var(--rule); overflow:visible; }
 .slc .legend { color:var(--mute); font-size:11.5px; margin-top:6px; display:flex; flex-wrap:wrap; gap:3px 14px; align-items:center; }
 .slc .legend .kind { display:inline-block; width:30px; height:12px; vertical-align:-2px; margin:0 4px 0 0; }
+@container (max-width:480px) { .slc .doing { font-size:9.5px; letter-spacing:-.3px; } .slc .kind { font-size:10.5px; } .slc table { border-spacing:2px; } .slc th.row { width:44px; } .slc .net td { height:44px; } }
 @media (prefers-reduced-motion: no-preference) {
   .slc.playing .kind.moving i { animation:slc-flow 1s linear infinite; }
   @keyframes slc-flow { to { background-position:24.3px 0; } }
@@ -172,7 +173,8 @@ function curve(points, name, top, width) {
   const node = make("div", { class: "curve" }, make("b", {}, name), svg, now);
   const show = (ms, bytes) => {
     cursor.setAttribute("d", `M${x(ms).toFixed(1)} -4V100`);
-    now.textContent = bytes === null || !points.length ? "no memory curve" : `${size(bytes)}, peak ${size(peak)}`;
+    if (bytes === null || !points.length) now.textContent = "no memory curve";
+    else now.replaceChildren(make("b", {}, size(bytes)), make("br"), `peak ${size(peak)}`);
   };
   return { node, show };
 }
@@ -208,22 +210,21 @@ function render({ model, el }) {
   speed.value = "1";
   const spoken = make("span", { role: "status", "aria-live": "polite", style: "position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)" });
 
-  function show(number, tell) {
+  const words = () => shown.map((one, i) => one.words(steps[step][i])).join("; ");
+  const speak = () => { spoken.textContent = words(); };
+
+  function show(number) {
     number = Math.max(0, Math.min(last, number));
     if (number !== step) {
       step = number;
       shown.forEach((one, i) => one.show(steps[step][i]));
       slider.value = step;
-      slider.setAttribute("aria-valuetext", `${step + 1} of ${last + 1}: ${shown.map((one, i) => one.words(steps[step][i])).join("; ")}`);
-      if (!timer) spoken.textContent = shown.map((one, i) => one.words(steps[step][i])).join("; ");
-    }
-    if (tell && model.get("step") !== step) {
-      model.set("step", step);
-      model.save_changes();
+      slider.setAttribute("aria-valuetext", `${step + 1} of ${last + 1}: ${words()}`);
+      if (!timer) speak(); // not each frame while it plays
     }
   }
   function tick() {
-    show(step + 1, false);
+    show(step + 1);
     timer = 0;
     if (step < last) wait();
     else pause();
@@ -232,7 +233,7 @@ function render({ model, el }) {
     timer = setTimeout(tick, 700 / Number(speed.value));
   }
   function start() {
-    if (step === last) show(0, false);
+    if (step === last) show(0);
     wait();
     play.textContent = "❚❚ pause";
     play.setAttribute("aria-label", "pause");
@@ -244,15 +245,14 @@ function render({ model, el }) {
     play.textContent = "▶ play";
     play.setAttribute("aria-label", "play");
     root.classList.remove("playing");
-    show(step, true);
+    speak();
   }
   function go(number) {
     if (timer) pause();
-    show(number, true);
+    show(number);
   }
 
-  slider.addEventListener("input", () => { if (timer) pause(); show(Number(slider.value), false); });
-  slider.addEventListener("change", () => show(Number(slider.value), true));
+  slider.addEventListener("input", () => { if (timer) pause(); show(Number(slider.value)); });
   root.addEventListener("keydown", (event) => {
     const tag = event.target.tagName;
     if (tag === "SELECT" || event.ctrlKey || event.metaKey || event.altKey) return;
@@ -264,7 +264,8 @@ function render({ model, el }) {
     event.stopPropagation();
     act();
   });
-  const told = () => { if (model.get("step") !== step) { if (timer) pause(); show(model.get("step"), false); } };
+  // One way only: with its kernel gone, a model that is told something complains on the console.
+  const told = () => go(model.get("step"));
   model.on("change:step", told);
 
   root.append(make("style", {}, CSS),
@@ -272,7 +273,7 @@ function render({ model, el }) {
       button("▶", "one frame on", () => go(step + 1)), slider, make("label", {}, "speed ", speed)),
     make("div", { class: "films" }, ...shown.map((one) => one.node)), legend(films[0].kinds), spoken);
   el.append(root);
-  show(model.get("step"), false);
+  show(model.get("step"));
   return () => {
     clearTimeout(timer);
     model.off("change:step", told);

@@ -25,8 +25,8 @@ class ShardLifecycle(anywidget.AnyWidget):
 
     Arguments:
         films: one or two, each a film (see ``d2l_utils.filmstrip.Film``) or an object whose ``data()`` is one.
-        step: the frame to begin with. ``player.step`` follows the reader when the player stands still, and moves
-            the player when it is set.
+        step: the frame to begin with. Setting ``player.step`` moves the player; where the reader is then is the
+            browser's own business.
     Raises:
         ValueError: none or more than two films, one without frames, or a step that does not exist.
     """
