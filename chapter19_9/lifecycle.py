@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Broken", "Cell", "Flight", "Frame", "Lifecycle", "frames", "lifecycle"]
 
-# State of a cell: how it is written, and how it is drawn ("none", "stale", "part", "whole",
-# "moving", "gone").
+# State of a cell: how it is written, and how it is drawn. "old" is memory that is kept, with nothing of use in it.
 STATES = {
     "parameters": {
         "shard": ("shard", "part"),
@@ -41,6 +40,7 @@ STATES = {
         "reducing": ("reducing", "moving"),
         "mean": ("full mean", "whole"),
         "shard": ("shard", "part"),
+        "shard_kept": ("shard + old", "whole"),
     },
     "optimizer": {"none": ("none", "none"), "shard": ("shard", "part"), "full": ("full", "whole")},
 }

@@ -77,7 +77,8 @@ class RankView:
             return "reducing"
         done = [how for (_, end), how in reductions if end <= time]
         if done and len(done) == len(reductions):
-            return "mean" if "all_reduce" in done else "shard"
+            # a reduce-scatter into memory for the whole leaves the other ranks' parts there, as they were
+            return "mean" if "all_reduce" in done else "shard" if size < whole else "shard_kept"
         uses = [use.time for use in self._uses if use.at == "backward" and use.block == block]
         if not uses or time < uses[0]:
             return "kept" if size else "none"

@@ -6,6 +6,7 @@ callbacks do) and pyplot keeps no list of them.
 
 import base64
 import io
+import logging
 import math
 import threading
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
+
+# A font cache that has to be built anew is told on stderr, in the middle of a lesson.
+logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
 WIDTH = 7.0  # inches: a lesson's column
 DPI = 160

@@ -65,7 +65,8 @@ def filmstrip(*films: Film, frames: Sequence[int] | None = None, ranks: int = 4)
             bottom = top - (line + 1) * (_CAPTION * inch + high)
             axes = picture.add_axes((0.065 + wide * column, bottom, wide - 0.018, high))
             _grid(axes, film, number, count, names=column == 0)
-            words = film["frames"][number]["words"].removeprefix("all ranks: ").removesuffix(" begins")
+            words = film["frames"][number]["words"].removeprefix("all ranks: ")
+            words = words if words.startswith("the ") else words.removesuffix(" begins")
             caption = textwrap.shorten(f"{place + 1}  {words}", 42, placeholder=" …")
             picture.text(0.065 + wide * column, bottom + high + 0.17 * inch, caption, fontsize=7.5, color=style.INK)
         top -= many * (_CAPTION + _CELL * count) * inch
@@ -188,11 +189,12 @@ def _key(picture: Any, film: Film) -> None:
         (0, "part", 0.3, "a part"),
         (0, "moving", 1.0, "on its way"),
         (0, "gone", 0.3, "freed"),
+        (0, "stale", 1.0, "old"),
         (0, "none", 0.0, "none"),
     ]
     x = 0.0
     for k, shape, share, words in entries:
         _bar(axes, x, 0.25, 3, 0.5, k, shape, share)
         axes.text(x + 3.6, 0.5, words, fontsize=6.5, va="center", color=style.INK)
-        x += 5 + 0.72 * len(words)
-    axes.text(x, 0.5, "black frame: computes", fontsize=6.5, va="center", color=style.INK)
+        x += 4.6 + 0.7 * len(words)
+    axes.text(x, 0.5, "framed: computes", fontsize=6.5, va="center", color=style.INK)

@@ -94,6 +94,9 @@ def diagnose(ending: Ending) -> LaunchError | None:
         return LaunchStopped(f"stopped; {_count(len(missing), 'rank')} had not finished")
     causes = [(s.error["time"], s.rank) for s in states if s.error and not s.error["echo"]]
     first = states[min(causes)[1]] if causes else None
+    if first is not None and first.error:  # of ranks that failed alike, the lowest: which was faster means nothing
+        summary = first.error["summary"]
+        first = next(s for s in states if s.error and s.error["summary"] == summary)
     codes = exit_codes(ending.agent_logs, states)
     killed = {rank: code for rank, code in codes.items() if code < 0 and not states[rank].error}
     silent = {rank: code for rank, code in codes.items() if code > 0 and not states[rank].error and rank not in killed}

@@ -208,6 +208,8 @@ def _report(error: BaseException, folder: Path, rank: int) -> int:
     ranks.write_json(ranks.path(folder, rank, "error"), record)
     if echo:
         _linger(record, folder, rank)
+    else:
+        _wait_for_last_words(folder, rank)
     return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) and 0 < error.code < 256 else 1
 
 
@@ -227,6 +229,14 @@ def _linger(record: dict[str, Any], folder: Path, rank: int, seconds: float = 1.
         if any(ranks.read(folder, other).delivered for other in others):
             return  # it returned early: nobody has to be waited for
         time.sleep(0.02)
+
+
+def _wait_for_last_words(folder: Path, rank: int, seconds: float = 0.3) -> None:
+    """Let others that fail alike say so before torchrun, which sees this rank's end, ends them."""
+    deadline = time.monotonic() + seconds
+    others = [other for other in range(int(os.environ.get("WORLD_SIZE", "1"))) if other != rank]
+    while time.monotonic() < deadline and not all(ranks.read(folder, other).ended for other in others):
+        time.sleep(0.01)
 
 
 def reader_traceback(error: BaseException) -> str:

@@ -187,7 +187,7 @@ function legend(kinds) {
   };
   return make("div", { class: "legend" },
     ...kinds.map((kind, k) => swatch("whole", 100, `${kind.letter}: ${kind.name}`, k)),
-    swatch("part", 30, "one part, another on each rank"), swatch("moving", 100, "on its way"), swatch("gone", 30, "freed"), swatch("none", 0, "not there"));
+    swatch("part", 30, "one part, another on each rank"), swatch("moving", 100, "on its way"), swatch("gone", 30, "freed"), swatch("stale", 100, "old, memory kept"), swatch("none", 0, "not there"));
 }
 
 function render({ model, el }) {

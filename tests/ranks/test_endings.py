@@ -198,6 +198,9 @@ def test_warm_that_cannot_start_turns_cold_and_says_so(monkeypatch, capsys):
 def all_exit():
     import sys
 
+    import torch.distributed as dist
+
+    dist.barrier()
     sys.exit(0)
 
 

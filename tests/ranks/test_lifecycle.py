@@ -18,6 +18,7 @@ from tests.ranks import lifecycle_functions as ranks
 
 ODD = TransformerConfig(layers=3, width=18, heads=3, length=13, tied=True, frozen=True)
 NAMES = [name for name in STRATEGIES if name != "single"]
+PARTS = ("reduce_scatter", "send", "recv")
 BLOCKS = [f"blocks.{i}" for i in range(ranks.CONFIG.layers)]
 
 
@@ -89,7 +90,8 @@ class Raw:
             "reducing": any(e.start <= time for e in reductions)
             and (any(e.end > time for e in reductions) or not now.gradients or not later),
             "mean": now.gradients >= whole[1] and any(e.name == "all_reduce" for e in over),
-            "shard": now.gradients > 0 and any(e.name in ("reduce_scatter", "send", "recv") for e in over),
+            "shard": 0 < now.gradients < whole[1] and any(e.name in PARTS for e in over),
+            "shard_kept": now.gradients >= whole[1] and any(e.name in PARTS for e in over),
         }
         if not right[cell.gradients]:
             return "gradients"
@@ -237,7 +239,8 @@ def test_parameters(n):
 def test_gradients_and_optimizer(n):
     for name in ("ddp", "zero_redundancy"):
         assert states(name, n, "gradients")[-2:] == ["reducing", "mean"]
-    for name in ("zero1", "zero2", "zero3", "fsdp1", "fsdp2", "fsdp2_no_reshard"):
+    assert states("zero1", n, "gradients") == ["kept", "computing", "full", "reducing", "shard_kept"]
+    for name in ("zero2", "zero3", "fsdp1", "fsdp2", "fsdp2_no_reshard"):
         assert states(name, n, "gradients")[-2:] == ["reducing", "shard"], name
     assert at_once("zero1", n, "gradients", ["full"]) == len(BLOCKS)
     assert at_once("zero2", n, "gradients", ["full", "mean"]) <= 1
