@@ -114,12 +114,12 @@ def listed(names: Sequence[str]) -> str:
 
 
 def thinned(curve: Sequence[tuple[float, int]], points: int) -> list[tuple[float, int]]:
-    """At most so many points of a memory curve; each stretch keeps its highest."""
+    """At most so many points of a memory curve; the first, and of each stretch its highest."""
     if len(curve) <= points:
         return list(curve)
     size = -(-len(curve) // (points // 2))
-    kept: list[tuple[float, int]] = []
+    kept: list[tuple[float, int]] = [curve[0]]
     for first in range(0, len(curve), size):
         stretch = curve[first : first + size]
-        kept += sorted({max(stretch, key=lambda point: point[1]), stretch[-1]})
+        kept += sorted({max(stretch, key=lambda point: point[1]), stretch[-1]} - {curve[0]})
     return kept

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from chapter19_9.lifecycle import Broken, frames
+from chapter19_9.moments import thinned
 from chapter19_9.recorded import Recorded, unsharded
 from d2l_utils.events import Event, Holding, MemoryPoint, Recording
 from d2l_utils.figure import png
@@ -203,6 +204,15 @@ def test_the_data_of_a_film_is_small_and_plain(film):
         "cabF",
     )
     assert data["table"][frame["held"][3]] == [150, 0, 100]
+
+
+def test_a_thinned_curve_keeps_its_first_its_last_and_its_peak():
+    curve = [(float(i), i if i != 123 else 9999) for i in range(1000)]
+    kept = thinned(curve, 100)
+    assert (kept[0], kept[-1], max(b for _, b in kept)) == (curve[0], curve[-1], 9999)
+    assert 50 <= len(kept) <= 101
+    assert kept == sorted(kept)
+    assert thinned(curve[:7], 100) == curve[:7]
 
 
 def test_film_strip_is_a_picture_with_stable_words(film):
