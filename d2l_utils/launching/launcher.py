@@ -203,7 +203,7 @@ def agent_arguments(script: list[str], folder: str, world_size: int, nodes: int,
 def _check(size: int, nodes: Any, timeout: Any, output: Any, stop: Any) -> None:
     if type(nodes) is not int or nodes < 1 or size % nodes:
         raise ValueError(f"nodes is {nodes!r}: allowed is a whole number from 1 that divides world_size, here {size}")
-    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not (0 < timeout < math.inf):
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not (0 < float(timeout) < math.inf):
         raise ValueError(f"timeout is {timeout!r}: allowed is a number of seconds above 0")
     if output not in ("live", "ordered", "quiet"):
         raise ValueError(f"output is {output!r}: allowed are 'live', 'ordered' and 'quiet'")
