@@ -83,7 +83,7 @@ class Reprinter:
         """Print what is still to be printed."""
         self.pump(final=True)
         if self.left_out:
-            print(f"... {self.left_out} lines left out; every line is in {self.logs[0].parent}{_sep()}rank*.log ...")
+            print(f"... {self.left_out} lines left out; every line is in {self.logs[0].with_name('rank*.log')} ...")
         if self.tail:
             _say("\n".join(self.tail))
         for source in self.sources:
@@ -110,10 +110,6 @@ def _say(text: str) -> None:
     except UnicodeEncodeError:
         encoding = getattr(sys.stdout, "encoding", None) or "ascii"
         print(text.encode(encoding, "replace").decode(encoding), flush=True)
-
-
-def _sep() -> str:
-    return "\\" if sys.platform == "win32" else "/"
 
 
 def texts(folder: Path, world_size: int) -> list[str]:
