@@ -2,6 +2,7 @@
 
 import sys
 
+import psutil  # before a test patches the platform: psutil reads it once, when it is imported
 import pytest
 
 from d2l_utils.launching import environment, helper, launcher
@@ -35,8 +36,6 @@ def test_L34_windows_has_no_libuv(monkeypatch):
     ("platform", "name"), [("darwin", "lo0"), ("win32", "Loopback Pseudo-Interface 1"), ("linux", "lo")]
 )
 def test_loopback_by_its_own_name(monkeypatch, platform, name):
-    import psutil
-
     address = psutil._ntuples.snicaddr(2, "127.0.0.1", None, None, None)
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: {"other": [], name: [address]})
     assert ranks_env(monkeypatch, platform)["GLOO_SOCKET_IFNAME"] == name
