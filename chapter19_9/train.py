@@ -30,6 +30,7 @@ from chapter19_9.watching import bucket_bytes, digest_of, mean_over_ranks, now, 
 from d2l_utils.agree import largest_difference, ranks_agree
 from d2l_utils.memory import Held, held
 from d2l_utils.text import sequences
+from d2l_utils.throttle import Link, Throttle
 from d2l_utils.transformer import Transformer, TransformerConfig
 
 __all__ = [
@@ -102,6 +103,7 @@ def train(
     average: bool = False,
     sync_every: bool | None = None,
     seed_by_rank: bool = False,
+    link: Link | None = None,
     record_step: int | None = None,
     allocations: bool = False,
     differences: bool = False,
@@ -122,6 +124,8 @@ def train(
                     is False where the strategy can wait.
     seed_by_rank  : give each rank's model other first weights; a strategy that starts by making them equal
                     must cope.
+    link          : hold the steps' collectives back as a link of this bandwidth and latency would
+                    (``d2l_utils.throttle``); None lets them go at once.
     record_step   : number of the step to record, from 0; ``allocations`` adds its memory curve.
     differences, weights : measure these for the result too.
 
@@ -164,6 +168,7 @@ def train(
     weights_of = partial(gathered, model) if gathered and facts.parameters == "sharded" else partial(whole, plain)
     parts = getattr(module, "gradient_parts", None)
     check_optimizer(model, optimizer)
+    slowed = nullcontext() if link is None else Throttle(link, model)
     pause = getattr(module, "accumulating", None)
     pausing = nullcontext if pause is None or sync_every else lambda: pause(model)
     before = digest_of(weights_of())
@@ -176,7 +181,7 @@ def train(
         tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
         optimizer.zero_grad()  # before the recording: it cannot see the end of what was allocated earlier
         at_start = held(model, optimizer).total + bucket_bytes(model)
-        with recorder(model, optimizer, step == record_step, allocations) as (recorded, for_backward):
+        with slowed, recorder(model, optimizer, step == record_step, allocations) as (recorded, for_backward):
             start = now(device)
             loss = forward_backward(model, tokens, targets, mine[rank], pausing, mixed, batch / n)
             if average:
