@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from chapter19_9 import theory
+from chapter19_9 import signature, theory
 from chapter19_9.strategies import STRATEGIES, get
 from d2l_utils.transformer import TransformerConfig
 
 if TYPE_CHECKING:
+    from chapter19_9.snapshots import Snapshots
     from chapter19_9.train import Result
 
 STATES = ("parameters", "gradients", "optimizer")
@@ -33,9 +35,17 @@ class Row:
     formula.
 
     held, held_formula : model states at rest, after a step, in bytes.
+    between, between_formula : model states between forward and backward: gathered weights are parameters, and what
+                         gradients keep from step to step is gradients.
     sent, sent_formula : logical bytes that one rank sends in a step (on an ideal ring), mean over the ranks.
+    counts, counts_formula : collectives that a rank launches in a step and that send something, by name.
+    on_gloo            : what one rank sends by the algorithms that gloo ran for them, mean over the ranks; None on
+                         another backend.
+    wire               : what one rank's connections carried in that step as the kernel counts it, headers included,
+                         mean over the ranks; None where it cannot be read.
     peak               : most bytes at one moment of a step: model states, gathered weights, whole gradients and
                          activations. It has no formula here.
+    at_peak            : the model states in it.
     losses             : global mean loss of each step, in nats.
     loss_error         : largest relative difference from the losses of one process on the whole batch.
     agree              : all ranks end with the same weights.
@@ -47,9 +57,16 @@ class Row:
     world_size: int
     held: theory.States
     held_formula: theory.States
+    between: theory.States
+    between_formula: theory.States
     sent: float
     sent_formula: float
+    counts: dict[str, int]
+    counts_formula: dict[str, int]
+    on_gloo: float | None
+    wire: float | None
     peak: int
+    at_peak: theory.States
     losses: tuple[float, ...]
     loss_error: float
     agree: bool
@@ -58,6 +75,10 @@ class Row:
     @property
     def held_error(self) -> float:
         return max(_error(getattr(self.held, name), getattr(self.held_formula, name)) for name in STATES)
+
+    @property
+    def between_error(self) -> float:
+        return max(_error(getattr(self.between, name), getattr(self.between_formula, name)) for name in STATES)
 
     @property
     def sent_error(self) -> float:
@@ -71,18 +92,19 @@ def compare(
     *,
     steps: int = 6,
     batch: int = 8,
-    timeout: float = 120.0,
+    timeout: float = 60.0,
 ) -> list[Row]:
     """Train every strategy at every world size on real ranks, and put what was measured beside the formulas.
 
     One process on the whole batch is always run: it is what losses are compared with. A strategy that does
-    not communicate is listed for one rank only, since several would train several models.
+    not communicate is listed for one rank only, since several would train several models. timeout: seconds for
+    each strategy.
 
     Raises ValueError for an unknown strategy, or a world size that ``batch`` does not divide by;
     LaunchError when a rank fails.
     """
     from chapter19_9.checks import check_batch
-    from chapter19_9.train import train
+    from chapter19_9.snapshots import measure
     from d2l_utils import launch
     from d2l_utils.device import check_world_size
 
@@ -95,48 +117,54 @@ def compare(
         check_batch(batch, n)
     wanted = [(facts.name, n) for facts in map(get, strategies) for n in (sizes if facts.communicates else [1])]
 
-    def results(name: str, n: int) -> list[Result]:
-        run = launch(
-            train,
-            world_size=n,
-            timeout=timeout,
-            output="quiet",
-            strategy=name,
-            config=config,
-            steps=steps,
-            batch=batch,
-            record_step=steps - 1,
-            allocations=True,
-        )
-        return run.results
-
-    shapes = theory.shapes(config)
-    reference = results("single", 1)
-    done = {("single", 1): reference}
-    for key in wanted:
-        if key not in done:
-            done[key] = results(*key)
-    return [_row(done[key], reference[0].losses, shapes) for key in wanted]
+    names = {n: [name for name, size in wanted if size == n] for n in sizes}
+    names[1] = list(dict.fromkeys(["single", *names.get(1, []), *(name for name, size in wanted if size == 1)]))
+    done = {
+        n: launch(
+            measure, world_size=n, timeout=timeout * len(some), output="quiet",
+            strategies=some, config=config, steps=steps, batch=batch,
+        ).results
+        for n, some in names.items()
+        if some
+    }  # fmt: skip
+    reference, shapes = done[1][0]["single"][0].losses, theory.shapes(config)
+    return [_row([rank[name] for rank in done[n]], reference, shapes) for name, n in wanted]
 
 
-def _row(ranks: list[Result], reference: list[float], shapes: list[theory.Shape]) -> Row:
-    first, n = ranks[0], len(ranks)
-    formula = theory.exact_memory(first.strategy, shapes, n)
-    timed = [max(result.seconds[i] for result in ranks) for i in range(2, len(first.seconds) - 1)]
-    events = [event for result in ranks for event in result.recording.events if event.kind == "collective"]
+def _row(ranks: list[tuple[Result, Snapshots]], reference: list[float], shapes: list[theory.Shape]) -> Row:
+    results, snaps = [result for result, _ in ranks], [snap for _, snap in ranks]
+    first, n = results[0], len(ranks)
+    timed = [max(result.seconds[i] for result in results) for i in range(2, len(first.seconds) - 1)]
+    events = [event for result in results for event in result.recording.events if event.kind == "collective"]
+    sending = [event.name for event in events if event.rank == 0 and event.sent_bytes]
+    wires = [result.recording.wire_bytes for result in results]
+    on_gloo = [event.backend_bytes for event in events if event.name != "barrier"]
     return Row(
         strategy=first.strategy,
         world_size=n,
-        held=theory.States(*(max(getattr(result.held, name) or 0 for result in ranks) for name in STATES)),
-        held_formula=theory.States(*(max(getattr(states, name) for states in formula) for name in STATES)),
+        held=_most(result.held for result in results),
+        held_formula=_most(theory.exact_memory(first.strategy, shapes, n)),
+        between=_most(snap.between for snap in snaps),
+        between_formula=_most(signature.between(first.strategy, shapes, n)),
         sent=sum(event.sent_bytes for event in events) / n,
         sent_formula=theory.exact_volume(first.strategy, shapes, n),
-        peak=max(result.peak or 0 for result in ranks),
+        counts=dict(Counter(sending)),
+        counts_formula=signature.launches(first.strategy, shapes, n),
+        on_gloo=None if None in on_gloo else sum(on_gloo) / n,
+        wire=None if None in wires else sum(wires) / n,
+        peak=max(result.peak or 0 for result in results),
+        at_peak=_most(snap.at_peak for snap in snaps),
         losses=tuple(first.losses),
         loss_error=max(map(_error, first.losses, reference)),
-        agree=all(result.agree for result in ranks),
+        agree=all(result.agree for result in results),
         seconds=median(timed) if timed else None,
     )
+
+
+def _most(ranks: Iterable[Any]) -> theory.States:
+    """Each state's bytes on the rank that has most of it."""
+    held = list(ranks)
+    return theory.States(*(max(getattr(each, name) or 0 for each in held) for name in STATES))
 
 
 def _error(measured: float, expected: float) -> float:
