@@ -22,8 +22,8 @@ lab: ## open the lessons in JupyterLab, on this machine only
 		--LabApp.app_settings_dir="$$(pwd)/.ci/lab" \
 		--LabApp.news_url=None --MappingKernelManager.transport_encryption=auto --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate $(root) $(ARGS)
 
-test: ## run every test, the notebooks' included
-	$(run) -m pytest $(ARGS)
+test: ## run every test, the notebooks' included, two at a time
+	$(run) -m pytest -n 2 --dist worksteal $(ARGS)
 
 compare: ## print what each strategy stores and sends, measured beside the formula
 	$(run) -m chapter19_9.compare $(ARGS)
