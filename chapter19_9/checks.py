@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from d2l_utils.batch import nearest
@@ -26,6 +27,23 @@ def check_batch(batch: int, ranks: int, accumulation: int = 1) -> int:
             f"nearest: {near}"
         )
     return batch // parts
+
+
+def micro_batches(
+    batch: int, ranks: int, accumulation: int = 1, samples: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Samples of each backward pass, rank by rank. Without ``samples`` all are equal, else each rank's add up to its
+    own number, as equal as may be; every rank makes as many passes. ValueError when these do not fit."""
+    if samples is None:
+        return [[check_batch(batch, ranks, accumulation)] * accumulation] * ranks
+    check_batch(batch, 1, 1)
+    check_batch(ranks * accumulation, ranks, accumulation)
+    if len(samples) != ranks or sum(samples) != batch or min(samples) < accumulation:
+        raise ValueError(
+            f"samples is {list(samples)}: it must be {ranks} numbers, one a rank, each at least accumulation = "
+            f"{accumulation}, that add up to batch = {batch}"
+        )
+    return [[own // accumulation + (i < own % accumulation) for i in range(accumulation)] for own in samples]
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from chapter19_9 import strategies
 from chapter19_9.checks import check_batch
 from chapter19_9.strategies.shards import Flat, blocks, place
+from chapter19_9.watching import bucket_bytes
 from d2l_utils.device import rank_device
 from d2l_utils.events import Recording
 from d2l_utils.memory import held
@@ -78,7 +79,7 @@ def recorded_step(
         optimizer.zero_grad()
         last = step == warm
         gradients = [tensor for kind, _, tensor in further() if kind == "gradients"]
-        start = held(model, optimizer, gradients=gradients).total + _buckets(model)
+        start = held(model, optimizer, gradients=gradients).total + bucket_bytes(model)
         with record(model, optimizer, allocations=True, holdings=further, enabled=last) as recording:
             model(tokens, targets).backward()
             optimizer.step()
@@ -135,10 +136,3 @@ def unsharded(model: nn.Module) -> dict[str, tuple[int, int, int]]:
             size[1] += parameter.grad.nbytes
             size[2] += sum(state.nbytes for state in optimizer.state[parameter].values() if state.dim())
     return {block: (p, g, o) for block, (p, g, o) in sizes.items()}
-
-
-def _buckets(model: nn.Module) -> int:
-    """Bytes of DDP's buckets, which stay when the gradients that are views of them are forgotten."""
-    if not isinstance(model, nn.parallel.DistributedDataParallel):
-        return 0
-    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)

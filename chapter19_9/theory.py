@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING
 
+from chapter19_9.combining import Elements, elements
 from chapter19_9.strategies import Exchange, Strategy, get
 from d2l_utils.batch import Batch, combinations, global_batch, nearest
 from d2l_utils.traffic import sent_on_ring
@@ -141,37 +142,62 @@ def volume(strategy: Strategy | str, states: States, n: int, passes: int = 1) ->
     return _sent(_facts(strategy, n), n, passes, lambda exchange: getattr(states, exchange.of))
 
 
-def exact_memory(strategy: Strategy | str, model: Sequence[Shape], n: int) -> list[States]:
-    """Bytes of float32 model states under AdamW that each rank holds at rest, in rank order. Errors as in
-    ``memory``."""
-    facts = _facts(strategy, n)
-    pieces = _pieces(facts, model, n)
-    apart = 4 * sum(shape.numel for shape in model if not shape.trained) if facts.cut == "flat" else 0
+def exact_memory(strategy: Strategy | str, model: Sequence[Shape], n: int, precision: str = "fp32") -> list[States]:
+    """Bytes of model states under AdamW that each rank holds at rest, in rank order. precision: what forward and
+    backward compute in; "fp32", "bf16" or "fp16". Errors as in ``memory``."""
+    facts, size = _facts(strategy, n), elements(strategy, precision)
+    pieces = _pieces(facts, model, n, size)
+    apart = size.parameters * sum(shape.numel for shape in model if not shape.trained) if facts.cut == "flat" else 0
     ranks = []
     for rank in range(n):
         whole = {state: getattr(facts, state) == "replicated" for state in STATES}
         trained = [piece for piece in pieces if piece.trained]
         ranks.append(
             States(
-                parameters=4 * sum(piece.whole if whole["parameters"] else piece.kept for piece in pieces)
+                parameters=size.parameters * sum(piece.whole if whole["parameters"] else piece.kept for piece in pieces)
                 + (apart if whole["parameters"] else 0),
-                gradients=4 * sum(piece.whole if whole["gradients"] else piece.kept for piece in trained),
-                optimizer=sum(8 * piece.stepped[rank] + 4 * piece.counts[rank] for piece in trained),
+                gradients=sum(
+                    size.gradients * piece.whole + size.unscaled * piece.kept
+                    if whole["gradients"]
+                    else (size.unscaled or size.gradients) * piece.kept
+                    for piece in trained
+                ),
+                optimizer=sum(
+                    8 * piece.stepped[rank] + 4 * piece.counts[rank] + size.master * piece.kept for piece in trained
+                ),
             )
         )
     return ranks
 
 
-def exact_volume(strategy: Strategy | str, model: Sequence[Shape], n: int, passes: int = 1) -> float:
-    """Bytes that each of ``n`` ranks sends in one step with float32, mean over the ranks. As ``volume``."""
-    facts = _facts(strategy, n)
-    pieces = _pieces(facts, model, n)
+def exact_volume(
+    strategy: Strategy | str,
+    model: Sequence[Shape],
+    n: int,
+    passes: int = 1,
+    *,
+    precision: str = "fp32",
+    sync_every: bool = False,
+    clip: bool = False,
+) -> float:
+    """Bytes that each of ``n`` ranks sends in one step, mean over the ranks. As ``volume``; precision as in
+    ``exact_memory``; sync_every: gradients are exchanged in every backward, also where they could wait.
+
+    Where gradients end in parts, two numbers are all-reduced: the squared norm in float64 for ``clip``, and for fp16
+    a float32 that says whether all are finite."""
+    facts, size = _facts(strategy, n), elements(strategy, precision)
+    pieces = _pieces(facts, model, n, size)
 
     def payload(exchange: Exchange) -> int:
         of = [piece for piece in pieces if piece.trained or exchange.of == "parameters"]
-        return 4 * sum(p.whole for p in of if exchange.part == "all" or (exchange.part == "root") == (p.unit == ""))
+        element = size.gathered if exchange.of == "parameters" else size.reduced
+        return element * sum(
+            p.whole for p in of if exchange.part == "all" or (exchange.part == "root") == (p.unit == "")
+        )
 
-    return _sent(facts, n, passes, payload)
+    parts = facts.cut in ("flat", "rows")
+    asked = (8 if clip and parts else 0) + (4 if precision == "fp16" and parts else 0)
+    return _sent(facts, n, passes, payload, sync_every) + (sent_on_ring("all_reduce", asked, n) or 0.0)
 
 
 @dataclass(frozen=True)
@@ -187,8 +213,10 @@ class _Piece:
     counts: tuple[int, ...]
 
 
-def _pieces(facts: Strategy, model: Sequence[Shape], n: int) -> list[_Piece]:
+def _pieces(facts: Strategy, model: Sequence[Shape], n: int, size: Elements) -> list[_Piece]:
     cut = {"none": _uncut, "tensors": _by_tensors, "rows": _by_rows, "flat": _flat}[facts.cut]
+    if facts.align > 1:  # FSDP1 counts it in bytes of what is gathered
+        facts = replace(facts, align=4 * facts.align // size.gathered)
     if facts.units == "model":
         model = [replace(shape, unit="") for shape in model]
     return cut(facts, model, n)
@@ -255,12 +283,16 @@ def _units(model: Sequence[Shape]) -> list[str]:
     return list(dict.fromkeys(shape.unit for shape in model))
 
 
-def _sent(facts: Strategy, n: int, passes: int, payload: Callable[[Exchange], float]) -> float:
+def _sent(
+    facts: Strategy, n: int, passes: int, payload: Callable[[Exchange], float], sync_every: bool = False
+) -> float:
     if isinstance(passes, bool) or not isinstance(passes, int) or passes < 1:
         raise ValueError(f"passes is {passes!r}: it must be a whole number of at least 1")
     total = 0.0
     for exchange in facts.communicates:
-        times = passes if exchange.every == "pass" else 1
+        # weights that stay while gradients wait go with them when they do not
+        each = exchange.every == "pass" or (sync_every and exchange.when != "optimizer")
+        times = passes if each else 1
         total += times * (sent_on_ring(exchange.collective, payload(exchange), n) or 0.0)  # type: ignore[arg-type]
     return total
 

@@ -18,10 +18,11 @@ from matplotlib.ticker import MaxNLocator
 from d2l_utils import figure as style
 from d2l_utils.boxes import batch, boxes, samples
 from d2l_utils.figure import bundle, png
+from d2l_utils.panels import panels
 from d2l_utils.timeline import timeline
 
 __all__ = [
-    "batch", "boxes", "bundle", "curves", "memory_bars", "memory_curve", "png", "samples", "timeline",
+    "batch", "boxes", "bundle", "curves", "memory_bars", "memory_curve", "panels", "png", "samples", "timeline",
 ]  # fmt: skip
 
 PARTS = {

@@ -135,4 +135,5 @@ class Transformer(nn.Module):
         logits = self.head(self.norm(x))
         if targets is None:
             return logits
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        # in float32 whatever computed the logits: in 16 bits a loss of 5.5 is a multiple of 1/32
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

@@ -10,6 +10,8 @@ Reading it needs no torch. Each strategy is a module of this package with
     accumulating(model) -> context manager              optional: backward inside it does not communicate
     gradient_parts(model) -> tensors                    where gradients end in parts: this rank's
     gathered(model, gradients=False) -> (name, tensor)  where model.parameters() are not the whole ones
+
+and a ``dtype`` among the options, where ``mixed`` is not "autocast".
 """
 
 from __future__ import annotations
@@ -55,7 +57,12 @@ class Strategy:
                                        and padded; "tensors": whole tensors, to the rank with the fewest
                                        elements; "rows": each tensor by dimension 0.
     units                            : what is laid together, or gathered together.
-    align                            : in a flat vector each tensor begins at a multiple of so many elements.
+    align                            : in a flat vector each tensor begins at a multiple of so many float32 elements.
+    mixed                            : how forward and backward compute in 16 bits. "autocast": torch casts what it
+                                       multiplies, all states stay float32; "copies": 16-bit parameters and
+                                       gradients beside the optimizer's float32 weights; "gathered": float32 shards,
+                                       gathered in 16 bits. ``shard`` of the last two takes ``dtype``.
+    reduces                          : what gradients are then reduced in.
     module                           : the file in this package.
     """
 
@@ -70,6 +77,16 @@ class Strategy:
     cut: Literal["none", "flat", "tensors", "rows"] = "none"
     units: Literal["model", "blocks"] = "model"
     align: int = 1
+    mixed: Literal["autocast", "copies", "gathered"] = "autocast"
+    reduces: Literal["float32", "16 bits"] = "float32"
+
+    @property
+    def window(self) -> Literal["step", "pass", "either"]:
+        """When a step that accumulates exchanges gradients: once, in every backward, or as one likes."""
+        backward = [
+            exchange for exchange in self.communicates if exchange.of == "gradients" and exchange.when == "backward"
+        ]
+        return "step" if not backward else "pass" if backward[0].every == "pass" else "either"
 
     @property
     def module(self) -> str:
@@ -112,6 +129,8 @@ _ALL = (
         communicates=(Exchange("reduce_scatter", "gradients", "optimizer"), _NEW),
         cut="flat",
         units="blocks",
+        mixed="copies",
+        reduces="16 bits",
     ),
     Strategy(
         name="zero2",
@@ -123,6 +142,8 @@ _ALL = (
         communicates=(_REDUCE_EACH, _NEW),
         cut="flat",
         units="blocks",
+        mixed="copies",
+        reduces="16 bits",
     ),
     Strategy(
         name="zero3",
@@ -135,6 +156,8 @@ _ALL = (
         communicates=(_GATHER, _GATHER_AGAIN, _REDUCE_EACH),
         cut="flat",
         units="blocks",
+        mixed="gathered",
+        reduces="16 bits",
     ),
     Strategy(
         name="zero_redundancy",
@@ -160,6 +183,7 @@ _ALL = (
         cut="flat",
         units="blocks",
         align=4,
+        mixed="gathered",
     ),
     Strategy(
         name="fsdp1_grad_op",
@@ -173,6 +197,7 @@ _ALL = (
         cut="flat",
         units="blocks",
         align=4,
+        mixed="gathered",
     ),
     Strategy(
         name="fsdp2",
@@ -185,6 +210,7 @@ _ALL = (
         communicates=(_GATHER, _GATHER_AGAIN, _REDUCE),
         cut="rows",
         units="blocks",
+        mixed="gathered",
     ),
     Strategy(
         name="fsdp2_no_reshard",
@@ -197,6 +223,7 @@ _ALL = (
         communicates=(_GATHER, _REDUCE),
         cut="rows",
         units="blocks",
+        mixed="gathered",
     ),
     Strategy(
         name="fsdp2_root_only",
@@ -208,6 +235,7 @@ _ALL = (
         optimizer="sharded",
         communicates=(_GATHER, _REDUCE),
         cut="rows",
+        mixed="gathered",
     ),
 )
 STRATEGIES = {strategy.name: strategy for strategy in _ALL}

@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from chapter19_9.strategies.fsdp2 import full_state_dict, load_full
-from chapter19_9.strategies.shards import blocks, broadcast
+from chapter19_9.strategies.shards import blocks, broadcast, element_type
 
 __all__ = ["accumulating", "full_state_dict", "gathered", "gradient_parts", "load_full", "optimizer", "shard"]
 
@@ -32,11 +32,13 @@ def shard(
     *,
     sharding: str = "FULL_SHARD",
     wrap: list[type[nn.Module]] | None = None,
+    dtype: torch.dtype | str = torch.float32,
 ) -> FullyShardedDataParallel:
     """Wrap the model.
 
     sharding: name of a ShardingStrategy. wrap: classes of the modules that become units; default the class
-    of the blocks, an empty list wraps the model as a whole. Raises ValueError when tied weights would be
+    of the blocks, an empty list wraps the model as a whole. dtype: what weights are gathered and computed in;
+    shards are float32, and gradients are reduced in it. Raises ValueError when tied weights would be
     in two units.
     """
     broadcast(model.to(device))  # sync_module_states=True would, but not on the CPU
@@ -49,6 +51,7 @@ def shard(
             model,
             sharding_strategy=ShardingStrategy[sharding],
             auto_wrap_policy=ModuleWrapPolicy(classes),
+            mixed_precision=MixedPrecision(element_type(dtype), torch.float32, element_type(dtype)),
             device_id=device,  # on the CPU as well: else it asks for an accelerator
             use_orig_params=True,  # frozen and trained parameters in one unit
         )

@@ -19,6 +19,8 @@ from chapter19_9.strategies.fsdp1 import accumulating, gathered, gradient_parts,
 __all__ = ["accumulating", "gathered", "gradient_parts", "optimizer", "shard"]
 
 
-def shard(model: nn.Module, device: torch.device) -> FullyShardedDataParallel:
-    """Wrap the model."""
-    return fsdp1.shard(model, device, sharding="SHARD_GRAD_OP")
+def shard(
+    model: nn.Module, device: torch.device, *, dtype: torch.dtype | str = torch.float32
+) -> FullyShardedDataParallel:
+    """Wrap the model. ``dtype``: as in ``fsdp1``."""
+    return fsdp1.shard(model, device, sharding="SHARD_GRAD_OP", dtype=dtype)

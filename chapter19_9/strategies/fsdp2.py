@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from chapter19_9.strategies.shards import blocks, broadcast, place
+from chapter19_9.strategies.shards import blocks, broadcast, element_type, place
 
 
 def shard(
@@ -31,19 +31,24 @@ def shard(
     reshard_after_forward: bool = True,
     root: bool | str | None = "same",
     units: bool = True,
+    dtype: torch.dtype | str = torch.float32,
 ) -> nn.Module:
     """Shard the model in place.
 
     reshard_after_forward: free a unit's weights between its forward and its backward. root: the same for the
     root unit; "same" as the others, None for what PyTorch does by default. units: False shards the root only.
+    dtype: what weights are gathered and computed in; shards are float32, and gradients are reduced in it.
     """
     broadcast(model.to(device))  # fully_shard keeps each rank's own weights
     mesh = init_device_mesh(device.type, (place()[1],))
+    policy = MixedPrecisionPolicy(param_dtype=element_type(dtype), reduce_dtype=torch.float32)
     if units:
         for name in blocks(model):
-            fully_shard(model.get_submodule(name), mesh=mesh, reshard_after_forward=reshard_after_forward)
+            fully_shard(
+                model.get_submodule(name), mesh=mesh, mp_policy=policy, reshard_after_forward=reshard_after_forward
+            )
     kept: Any = reshard_after_forward if root == "same" else root
-    fully_shard(model, mesh=mesh, reshard_after_forward=kept)
+    fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=kept)
     return model
 
 

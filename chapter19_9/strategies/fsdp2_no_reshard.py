@@ -17,6 +17,6 @@ from chapter19_9.strategies.fsdp2 import accumulating, gathered, gradient_parts,
 __all__ = ["accumulating", "gathered", "gradient_parts", "optimizer", "shard"]
 
 
-def shard(model: nn.Module, device: torch.device) -> nn.Module:
-    """Shard the model in place."""
-    return fsdp2.shard(model, device, reshard_after_forward=False)
+def shard(model: nn.Module, device: torch.device, *, dtype: torch.dtype | str = torch.float32) -> nn.Module:
+    """Shard the model in place. ``dtype``: as in ``fsdp2``."""
+    return fsdp2.shard(model, device, reshard_after_forward=False, dtype=dtype)
