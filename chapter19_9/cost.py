@@ -140,12 +140,14 @@ def moments(
     checkpointing: bool = False,
     states: theory.States | None = None,
     gloo: bool = False,
+    every: bool = True,
 ) -> list[Moment]:
     """A step of one rank of ``n``, in order: forward, loss, backward block by block, optimizer.
 
     tokens: of one rank's micro-batch. states: bytes that the rank keeps, where known; else the textbook's. gloo:
     a collective receives into memory of its own, and the optimizer goes from tensor to tensor, as on CPU ranks; else
-    neither, as with NCCL and a fused optimizer. Raises ValueError for a strategy that is not registered.
+    neither, as with NCCL and a fused optimizer. every: False leaves out the blocks in the middle, where no peak is: from one
+    block to the next all changes by the same. Raises ValueError for a strategy that is not registered.
     """
     facts, habits = get(strategy), HABITS[strategy]
     kept = states or theory.memory(facts, precision.states(model.parameters), n)
@@ -153,7 +155,7 @@ def moments(
         alone = strategy.startswith("fsdp1")
         facts = get("single") if alone else facts
         habits = HABITS["single"] if alone else replace(habits, ahead=False, buffered=False)
-    return list(_walk(facts, habits, model, n, tokens, precision, checkpointing, kept, gloo and n > 1))
+    return list(_walk(facts, habits, model, n, tokens, precision, checkpointing, kept, gloo and n > 1, every))
 
 
 def peak(walked: list[Moment]) -> Moment:
@@ -180,6 +182,7 @@ def _walk(
     checkpointing: bool,
     states: theory.States,
     gloo: bool,
+    every: bool,
 ) -> Iterator[Moment]:
     """The step as the strategies' files do it: ``have`` is what stands, ``moment`` adds what passes."""
     element, sharded, by_block = precision.element, facts.parameters == "sharded", facts.units == "blocks"
@@ -200,6 +203,9 @@ def _walk(
     def moment(name: str, **passing: float) -> Moment:
         return Moment(name, **{part: have[part] + passing.get(part, 0.0) for part in PARTS})
 
+    def told(number: int) -> bool:
+        return every or number < 2 or number >= model.layers - 2
+
     def grow(size: float) -> None:
         if not habits.standing:
             have["whole_gradients" if habits.packed else "gradients"] += size
@@ -207,7 +213,7 @@ def _walk(
     have["gathered"] += sharded * root
     for number in range(model.layers):
         have["gathered"] += gathered
-        if sharded:
+        if sharded and told(number):
             yield moment(f"forward of block {number}", activations=x, buffers=landing + habits.buffered * unit)
         have["activations"] += saved
         have["gathered"] -= gathered * (not habits.kept)
@@ -222,18 +228,21 @@ def _walk(
     for number in reversed(range(model.layers)):
         if not habits.kept:
             have["gathered"] += gathered if not habits.ahead or number else 0.0
-            if sharded:
+            if sharded and told(number):
                 yield moment(f"weights of block {number}", buffers=leaving + landing)
         have["activations"] += full - saved  # computed again
         # The block's last layer goes first: its input, and so its gradient, is as wide as the MLP.
         wide, matrix = tokens * model.inner * element, model.inner * model.width * element
-        yield moment(f"backward of block {number}", activations=wide, whole_gradients=matrix, buffers=leaving)
+        if told(number):
+            yield moment(f"backward of block {number}", activations=wide, whole_gradients=matrix, buffers=leaving)
         have["activations"] -= full
         grow(block)
-        yield moment(f"gradients of block {number}", buffers=leaving)
+        if told(number):
+            yield moment(f"gradients of block {number}", buffers=leaving)
         if habits.packed and by_block:
             have["gathered"] -= gathered * habits.buffered  # freed before the gradients are packed, or after
-            yield moment(f"gradients of block {number} leave", buffers=unit)
+            if told(number):
+                yield moment(f"gradients of block {number} leave", buffers=unit)
             have["gathered"] -= gathered * (not habits.buffered)
             have["whole_gradients"] -= block
             have["gradients"] += block / n
