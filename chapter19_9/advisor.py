@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 from chapter19_9 import cost, lines
 from chapter19_9.cost import BF16, PRECISIONS, Links, Moment, Precision
 from chapter19_9.presets import PRESETS, Model, own, whole
-from chapter19_9.strategies import get
 
 ASSUMPTIONS = (
     "Saved activations: fused attention, no dropout: arXiv 2205.05198, equation 1, without masks and s x s matrices.",
@@ -165,12 +164,16 @@ class Answer:
     @cached_property
     def next(self) -> str | None:
         """When nothing fits: the technique to look at next."""
-        return None if self.chosen else _beyond(self.question, self.options[-1])
+        from chapter19_9.what_if import beyond
+
+        return None if self.chosen else beyond(self.question, self.options[-1])
 
     @cached_property
     def changes(self) -> tuple[str, ...]:
         """What would change the answer."""
-        return tuple(_changes(self))
+        from chapter19_9.what_if import changes
+
+        return tuple(changes(self))
 
     @property
     def lines(self) -> str:
@@ -196,93 +199,6 @@ def advise(question: Question) -> Answer:
     """Weigh the ways to train from the most kept to the least: first as asked, then with checkpointing."""
     lanes = [True] if question.checkpointing else [False, True]
     return Answer(question, tuple(weigh(question, name, lane) for lane in lanes for name in candidates(question)))
-
-
-def least(fits: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The smallest number from low to high that fits, where all above one that fits do; None when none does."""
-    if low > high or not fits(high):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle + 1, high)
-    return low
-
-
-def fewest_ranks(question: Question, strategy: str, checkpointing: bool) -> int | None:
-    """The smallest number of ranks, from 2, at which that way fits; None when it fits at none."""
-
-    def fits(n: int) -> bool:
-        return weigh(replace(question, devices=n, nodes=1), strategy, checkpointing).fits
-
-    return least(fits, 2, MOST_RANKS)
-
-
-def largest(question: Question, field: str, strategy: str, checkpointing: bool, most: int = 2**24) -> int:
-    """The largest ``micro_batch`` or ``length`` at which that way fits; 0 when it fits at none."""
-    broken = least(
-        lambda value: not weigh(replace(question, **{field: value}), strategy, checkpointing).fits, 1, most
-    )  # fmt: skip
-    return most if broken is None else broken - 1
-
-
-def _beyond(question: Question, last: Option) -> str:
-    if question.ranks == 1:
-        sharded = fewest_ranks(question, "fsdp2", True)
-        if sharded:
-            return f"more devices: with FSDP2 and checkpointing it fits on {sharded}"
-    if question.micro_batch > 1 and (fits := largest(question, "micro_batch", last.strategy, True)):
-        return f"a micro-batch of {fits}, with gradient accumulation"
-    one = weigh(replace(question, micro_batch=1), last.strategy, True).peak
-    parts = {
-        "tensor parallelism: a single layer is too large": one.gathered + one.whole_gradients + one.buffers,
-        "sequence or context parallelism: the activations of one sequence are too large": one.activations + one.loss,
-        "more devices to shard over, or pipeline and tensor parallelism": one.parameters
-        + one.gradients
-        + one.optimizer,
-    }
-    return max(parts, key=lambda name: parts[name])
-
-
-def _changes(answer: Answer) -> list[str]:
-    question, chosen, found = answer.question, answer.chosen, []
-    way = chosen or answer.options[-1]
-    arguments = (way.strategy, way.checkpointing)
-    if question.ranks > 1 and get(way.strategy).optimizer == "sharded":
-        n = fewest_ranks(question, *arguments)
-        found.append(f"{way.title}: at no number of ranks" if n is None else f"{way.title}: from {n:,} ranks on")
-    if chosen:
-        found.append(f"{way.title}: micro-batch up to {largest(question, 'micro_batch', *arguments):,}")
-        found.append(f"{way.title}: length up to {largest(question, 'length', *arguments):,}")
-    kept_more = [
-        option for option in answer.asked if option is not chosen and option.checkpointing == way.checkpointing
-    ]
-    for option in kept_more:
-        n = fewest_ranks(question, option.strategy, option.checkpointing)
-        if get(option.strategy).optimizer == "sharded" and option is not way:
-            found.append(f"{option.title}: {'at no number of ranks' if n is None else f'from {n:,} ranks on'}")
-    spared = [option for option in answer.options if option.checkpointing and option.fits]
-    if chosen and kept_more and not chosen.checkpointing and spared[0].strategy != chosen.strategy:
-        found.append(f"with checkpointing, {lines.SHORT[spared[0].strategy]} fits")
-    for option in answer.asked[:1] if answer.asked[:1] != (chosen,) else ():
-        found.append(f"{option.title}: on devices of {_memory(question, option):,.0f} GB")
-    if not chosen:
-        found.append(f"{way.title}: on devices of {_memory(question, way):,.0f} GB")
-    return list(dict.fromkeys(found))
-
-
-def _memory(question: Question, option: Option) -> float:
-    """GB of a device on which it fits."""
-    return math.ceil(option.peak.total / 1e9 / (1 - question.reserve))
-
-
-def question_of(values: dict[str, object]) -> Question:
-    """A question from fields by name; sizes of one's own are those of ``Model``. ValueError names the field."""
-    names = {field.name for field in fields(Question)}
-    sizes = {name: value for name, value in values.items() if name not in names}
-    rest = {name: value for name, value in values.items() if name in names}
-    if sizes:
-        rest["model"] = own(**sizes)
-    return Question(**rest)  # type: ignore[arg-type]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

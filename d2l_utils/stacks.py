@@ -1,6 +1,7 @@
 """Horizontal stacked bars against a limit: what takes how much of a device."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -59,7 +60,7 @@ def stacks(
         )  # fmt: skip
         if label in dots:
             axes.plot(dots[label] / scale, at, "D", ms=5, mfc="white", mec=style.INK, mew=1.3, clip_on=False)
-    handles = [
+    handles: list[Any] = [
         Patch(fc=colour, hatch=hatch, ec="white", label=name)
         for part, (name, colour, hatch) in parts.items()
         if any(bar.get(part) for bar in bars.values())

@@ -91,7 +91,7 @@ class FormPanel:
                 slot.value = ""
             self._drawn = "".join(f"<div>{parts.image(figure, SCREEN_DPI)}</div>" for figure in figures)
             self.pictures.value = self._drawn
-            self.words.value = f'<pre role="status" style="white-space:pre-wrap;line-height:1.4">{html.escape(self._describe(result))}</pre>'
+            self.words.value = _told(self._describe(result))
 
     def text(self) -> str:
         """The panel in words."""
@@ -111,6 +111,10 @@ class FormPanel:
         if self.figures:
             self.pictures.value = f'<div style="opacity:0.45">{self._drawn}</div>'
             self.words.value = ""
+
+
+def _told(words: str) -> str:
+    return f'<pre role="status" style="white-space:pre-wrap;line-height:1.4">{html.escape(words)}</pre>'
 
 
 def _beside(message: str) -> str:
