@@ -140,7 +140,10 @@ def test_where_activations_are_in_the_way_checkpointing_comes_before_sharding_ag
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"model": "megatron-1t", "precision": "bf16", "nodes": 128, "memory": 80.0, "reserve": 0.1}, "tensor parallel"),
+        (
+            {"model": "megatron-1t", "precision": "bf16", "nodes": 128, "memory": 80.0, "reserve": 0.1},
+            "tensor parallel",
+        ),
         ({"length": 2**20, "memory": 8.0}, "sequence or context parallel"),
         ({"model": "gpt3-175b", "precision": "bf16", "memory": 80.0}, "more devices to shard over"),
         ({"micro_batch": 512, "memory": 1.0}, "a micro-batch of "),
