@@ -106,6 +106,13 @@ def _window(results: list[Any], n: int) -> str | None:
     return None
 
 
+def _peak(results: list[Any], n: int) -> str | None:
+    for rank, (predicted, measured) in enumerate(results):
+        if abs(predicted / measured - 1) > 0.05:
+            return f"rank {rank} predicted {predicted:,} bytes and reached {measured:,}"
+    return None
+
+
 def _shards_of_ten(results: list[Any], n: int) -> str | None:
     """Each rank returns [first, one after the last] of the real elements in its shard of a vector of ten."""
     size = -(-10 // n)
@@ -134,6 +141,8 @@ EXERCISES = {
     "optimizer bytes": Exercise((1, 2), _predicted),
     # 19.9.5: which elements of a flat vector of ten are this rank's
     "my shard": Exercise((1, 2, 3, 4, 8), _shards_of_ten),
+    # 19.9.12: predicted and measured bytes at the fullest moment of DDP's step
+    "peak": Exercise((1, 2), _peak),
     # 19.9.6: each rank has a shard of W's rows (rank r: one row of r + 1); y = W x for x of ones, on every rank, summed
     "sharded product": Exercise((1, 2, 3), _all_close(lambda rank, n: 4 * n * (n + 1) / 2)),
     # 19.9.11: rank r has the samples 4r .. 4r + 3 and takes one, then three; gradient of the mean, one all-reduce

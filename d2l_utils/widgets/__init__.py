@@ -2,7 +2,8 @@
 
 from d2l_utils.widgets.batch import BatchPanel
 from d2l_utils.widgets.collectives import CollectiveExplorer
+from d2l_utils.widgets.form import FormPanel
 from d2l_utils.widgets.lifecycle import ShardLifecycle
 from d2l_utils.widgets.live import LivePanel
 
-__all__ = ["BatchPanel", "CollectiveExplorer", "LivePanel", "ShardLifecycle"]
+__all__ = ["BatchPanel", "CollectiveExplorer", "FormPanel", "LivePanel", "ShardLifecycle"]
