@@ -40,5 +40,5 @@ check: ## lint, format, types, and notebooks that agree with their text
 bench: ## measure launching, recording, live changes and steps on this machine
 	$(run) -m tests.bench $(ARGS)
 
-soak: ## end 200 launches in every way at random, and look for what they leave behind
+soak: ## end 200 launches in every way at random, run FSDP 200 times, and look for what they leave behind
 	$(run) -m tests.soak $(ARGS)
