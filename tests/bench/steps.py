@@ -15,7 +15,7 @@ from d2l_utils.transformer import TransformerConfig
 
 CONFIG = TransformerConfig(layers=4, width=256, heads=4, length=64)
 BATCH = 8  # samples in a step over all ranks
-STEPS, WARM_UP = 8, 2  # in a repeat, and how many of them do not count
+STEPS, WARM_UP = 12, 2  # in a repeat, and how many of them do not count
 PAIRS = (("zero3", "fsdp2"), ("zero1", "zero_redundancy"))  # by hand, by library
 RANKS = (2, 4)
 
