@@ -7,7 +7,8 @@ def test_a_script_of_the_readers_own(tmp_path, capsys):
     script = tmp_path / "mine.py"
     script.write_text(
         "import argparse, torch, torch.distributed as dist\np = argparse.ArgumentParser()\np.add_argument('--learning-rate', type=float)\n"
-        "a = p.parse_args()\ndist.init_process_group('gloo')\nprint(dist.get_rank(), a.learning_rate)\ndist.barrier()\ndist.destroy_process_group()\n"
+        "a = p.parse_args()\ndist.init_process_group('gloo')\nprint(dist.get_rank(), a.learning_rate)\n"
+        "dist.barrier()\ndist.destroy_process_group()\n"
     )
     run = launch(script, world_size=2, learning_rate=0.5, output="ordered")
     assert run.output == ["0 0.5\n", "1 0.5\n"] and run.results == [None, None] and run.script == script
