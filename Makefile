@@ -22,8 +22,8 @@ lab: ## open the lessons in JupyterLab, on this machine only
 		--LabApp.app_settings_dir="$$(pwd)/.ci/lab" \
 		--LabApp.news_url=None --MappingKernelManager.transport_encryption=auto --LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate $(root) $(ARGS)
 
-test: ## run every test, the notebooks' included
-	$(run) -m pytest $(ARGS)
+test: ## run every test, the notebooks' included, two at a time
+	$(run) -m pytest -n 2 --dist worksteal $(ARGS)
 
 compare: ## print what each strategy stores and sends, measured beside the formula
 	$(run) -m chapter19_9.compare $(ARGS)
@@ -37,8 +37,8 @@ check: ## lint, format, types, and notebooks that agree with their text
 	$(run) -m mypy
 	$(run) -m d2l_utils.notebooks check
 
-bench: ## measure launching, recording and live changes on this machine
+bench: ## measure launching, recording, live changes and steps on this machine
 	$(run) -m tests.bench $(ARGS)
 
-soak: ## end 200 launches in every way at random, and look for what they leave behind
+soak: ## end 200 launches in every way at random, run FSDP 200 times, and look for what they leave behind
 	$(run) -m tests.soak $(ARGS)

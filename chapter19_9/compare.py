@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -93,12 +93,14 @@ def compare(
     steps: int = 6,
     batch: int = 8,
     timeout: float = 60.0,
+    each: Callable[[Row], None] | None = None,
 ) -> list[Row]:
     """Train every strategy at every world size on real ranks, and put what was measured beside the formulas.
 
     One process on the whole batch is always run: it is what losses are compared with. A strategy that does
     not communicate is listed for one rank only, since several would train several models. timeout: seconds for
-    each strategy.
+    each strategy. ``each`` is given every row as soon as it is there, from a launch of its own; without it, all
+    strategies of a world size share a launch.
 
     Raises ValueError for an unknown strategy, or a world size that ``batch`` does not divide by;
     LaunchError when a rank fails.
@@ -117,18 +119,25 @@ def compare(
         check_batch(batch, n)
     wanted = [(facts.name, n) for facts in map(get, strategies) for n in (sizes if facts.communicates else [1])]
 
-    names = {n: [name for name, size in wanted if size == n] for n in sizes}
-    names[1] = list(dict.fromkeys(["single", *names.get(1, []), *(name for name, size in wanted if size == 1)]))
-    done = {
-        n: launch(
-            measure, world_size=n, timeout=timeout * len(some), output="quiet",
-            strategies=some, config=config, steps=steps, batch=batch,
-        ).results
-        for n, some in names.items()
-        if some
-    }  # fmt: skip
-    reference, shapes = done[1][0]["single"][0].losses, theory.shapes(config)
-    return [_row([rank[name] for rank in done[n]], reference, shapes) for name, n in wanted]
+    def results(names: list[str], n: int) -> dict[str, list[tuple[Result, Snapshots]]]:
+        run = launch(
+            measure, world_size=n, timeout=timeout * len(names), output="quiet",
+            strategies=names, config=config, steps=steps, batch=batch,
+        )  # fmt: skip
+        return {name: [rank[name] for rank in run.results] for name in names}
+
+    shapes = theory.shapes(config)
+    done = {("single", 1): results(["single"], 1)["single"]}
+    if each is None:
+        for n in {n for _, n in wanted}:
+            together = [name for name, size in wanted if size == n and (name, n) not in done]
+            done |= {(name, n): ranks for name, ranks in (results(together, n) if together else {}).items()}
+    reference, rows = done["single", 1][0][0].losses, []
+    for name, n in wanted:
+        rows.append(_row(done.get((name, n)) or results([name], n)[name], reference, shapes))
+        if each is not None:
+            each(rows[-1])
+    return rows
 
 
 def _row(ranks: list[tuple[Result, Snapshots]], reference: list[float], shapes: list[theory.Shape]) -> Row:
@@ -174,72 +183,88 @@ def _error(measured: float, expected: float) -> float:
     return abs(measured - expected) / expected if expected else float("inf")
 
 
+HEAD = (
+    "strategy", "ranks", "P", "G", "O", "error", "sent per rank", "error", "peak", "last loss", "vs 1 process", "agree",
+    "step",
+)  # fmt: skip
+KEY = """\
+P, G, O       bytes of parameters, gradients, optimizer states on the fullest rank. All bytes in MB (1e6), measured / formula.
+error         of the figures to its left, relative to the formula; of P, G, O the largest. exact: equal to the byte.
+peak          most at one moment of a step, gathered weights and activations included; measured only.
+vs 1 process  largest relative difference from the losses of one process on the whole batch; same: none at all.
+agree         all ranks end with exactly the same weights.
+step          median, slowest rank. More ranks than cores take turns: no comparison of speed, least of all between rows of
+              different ranks. `make bench` compares by turns."""
+
+
 def table(rows: Sequence[Row]) -> str:
-    """The rows as text: bytes in MB (1e6), measured / formula, and the larger relative error in a state."""
-    head = (
-        "strategy",
-        "ranks",
-        "P",
-        "G",
-        "O",
-        "error",
-        "sent per rank",
-        "error",
-        "peak",
-        "last loss",
-        "vs 1 process",
-        "agree",
-        "step",
-    )
-    lines: list[tuple[str, ...]] = [head]
-    for row in rows:
-        lines.append(
-            (
-                row.strategy,
-                str(row.world_size),
-                *(_pair(getattr(row.held, name), getattr(row.held_formula, name)) for name in STATES),
-                f"{row.held_error:.1%}",
-                _pair(row.sent, row.sent_formula),
-                f"{row.sent_error:.1%}",
-                f"{row.peak / 1e6:.3f}",
-                f"{row.losses[-1]:.4f}",
-                f"{row.loss_error:.0e}" if row.loss_error else "same",
-                "yes" if row.agree else "NO",
-                "-" if row.seconds is None else f"{row.seconds * 1e3:.0f} ms",
-            )
-        )
+    """The rows as text: bytes in MB (1e6), measured / formula, and the larger relative error in a state; then the key."""
+    lines = [HEAD, *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
-    text.insert(1, "  ".join("-" * width for width in widths))
-    text.append(
-        "P, G, O: bytes of parameters, gradients, optimizer states on the fullest rank. "
-        "All bytes in MB (1e6), measured / formula.\n"
-        "peak: most at one moment of a step, gathered weights and activations included; measured only."
+    head, *body = (_line(line, widths) for line in lines)
+    return "\n".join([head, _rule(widths), *body, KEY])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        row.strategy,
+        str(row.world_size),
+        *(_pair(getattr(row.held, name), getattr(row.held_formula, name)) for name in STATES),
+        _told(row.held_error),
+        _pair(row.sent, row.sent_formula),
+        _told(row.sent_error),
+        f"{row.peak / 1e6:.3f}",
+        f"{row.losses[-1]:.4f}",
+        f"{row.loss_error:.0e}" if row.loss_error else "same",
+        "yes" if row.agree else "NO",
+        "-" if row.seconds is None else f"{row.seconds * 1e3:.0f} ms",
     )
-    return "\n".join(text)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    return "  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)).rstrip()
+
+
+def _rule(widths: Sequence[int]) -> str:
+    return "  ".join("-" * width for width in widths)
 
 
 def _pair(measured: float, formula: float) -> str:
     return f"{measured / 1e6:.3f} / {formula / 1e6:.3f}"
 
 
+def _told(error: float) -> str:
+    return f"{error:.2%}" if error else "exact"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the table for the command line's strategies and world sizes."""
+    """Print the table for the command line's strategies and world sizes, each row when it is there."""
     parser = argparse.ArgumentParser(prog="python -m chapter19_9.compare", description=compare.__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="NAME")
-    parser.add_argument("--world-sizes", nargs="+", type=int, default=[1, 2, 4], metavar="N")
+    parser.add_argument("--world-sizes", nargs="+", type=int, default=[4], metavar="N")
     parser.add_argument("--layers", type=int, default=DEFAULT.layers)
     parser.add_argument("--width", type=int, default=DEFAULT.width)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--batch", type=int, default=8, help="samples in a step over all ranks")
     given = parser.parse_args(arguments)
+    shown: list[Row] = []
     try:
         config = TransformerConfig(layers=given.layers, width=given.width)
-        rows = compare(given.strategies, given.world_sizes, config, steps=given.steps, batch=given.batch)
+        # Rows come one by one, before it is known how wide they get: no state takes more than O, and nothing sent than 2 O.
+        figure = len(_pair(*[2 * theory.adamw_states(config).optimizer] * 2))
+        widths = [max(map(len, STRATEGIES)), 5, figure, figure, figure, 6, figure, 6, 7, 9, 12, 5, 8]
+
+        def show(row: Row) -> None:
+            if not shown:
+                print(_line(HEAD, widths), _rule(widths), sep="\n")
+            print(_line(_cells(row), widths), flush=True)
+            shown.append(row)
+
+        compare(given.strategies, given.world_sizes, config, steps=given.steps, batch=given.batch, each=show)
     except ValueError as error:
         parser.error(str(error))
-    print(table(rows))
+    print(f"\n{KEY}\nOther numbers of ranks: --world-sizes 1 2 4 8. Only some strategies: --strategies zero3 fsdp2.")
 
 
 if __name__ == "__main__":

@@ -90,10 +90,27 @@ def _epochs(results: list[Any], n: int) -> str | None:
     return None
 
 
-def _optimizer_bytes(results: list[Any], n: int) -> str | None:
+def _predicted(results: list[Any], n: int) -> str | None:
     for rank, (predicted, measured) in enumerate(results):
         if predicted != measured:
-            return f"rank {rank} predicted {predicted} bytes and held {measured}"
+            return f"rank {rank} predicted {predicted} bytes and measured {measured}"
+    return None
+
+
+def _window(results: list[Any], n: int) -> str | None:
+    """Each rank returns (gradient, all-reduces): the mean of 0 .. 4n - 1, and one."""
+    for rank, (gradient, count) in enumerate(results):
+        if abs(gradient - (4 * n - 1) / 2) > 1e-5:
+            return f"the gradient on rank {rank} is {gradient:g}, expected {(4 * n - 1) / 2:g}"
+        if count != 1:
+            return f"rank {rank} counted {count} all-reduces"
+    return None
+
+
+def _peak(results: list[Any], n: int) -> str | None:
+    for rank, (predicted, measured) in enumerate(results):
+        if abs(predicted / measured - 1) > 0.05:
+            return f"rank {rank} predicted {predicted:,} bytes and reached {measured:,}"
     return None
 
 
@@ -134,13 +151,19 @@ EXERCISES = {
     # 19.9.3: the mean of 0 .. 9, each sample once, whatever the sampler repeats
     "mean of ten": Exercise((1, 3, 4), _all_close(lambda rank, n: 4.5)),
     # 19.9.4: predicted and measured bytes of optimizer state
-    "optimizer bytes": Exercise((1, 2), _optimizer_bytes),
+    "optimizer bytes": Exercise((1, 2), _predicted),
     # 19.9.5: which elements of a flat vector of ten are this rank's
     "my shard": Exercise((1, 2, 3, 4, 8), _shards_of_ten),
+    # 19.9.12: predicted and measured bytes at the fullest moment of DDP's step
+    "peak": Exercise((1, 2), _peak),
     # 19.9.6: each rank has a shard of W's rows (rank r: one row of r + 1); y = W x for x of ones, on every rank, summed
     "sharded product": Exercise((1, 2, 3), _all_close(lambda rank, n: 4 * n * (n + 1) / 2)),
     # 19.9.10: the sum over the ranks of r + 1, everywhere, from a reduce-scatter and an all-gather
     "two halves": Exercise((1, 2, 4), _all_close(lambda rank, n: 6 * n * (n + 1))),
     # 19.9.10: what gloo sends for a reduce-scatter, predicted and counted by the kernel
     "on the wire": Exercise((2, 4), _through_gloo),
+    # 19.9.11: rank r has the samples 4r .. 4r + 3 and takes one, then three; gradient of the mean, one all-reduce
+    "window": Exercise((1, 2, 3), _window),
+    # 19.9.11: predicted and measured bytes that a rank sends in a step
+    "bytes in bf16": Exercise((1, 2, 4), _predicted),
 }

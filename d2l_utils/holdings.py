@@ -22,10 +22,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from d2l_utils.events import Event, Holding
-from d2l_utils.memory import _span, _union
+from d2l_utils.ranges import Range, byte_range, covered
 
 Further = Callable[[], Iterable[tuple[str, str, Tensor]]]
-Range = tuple[int, int, int]  # a storage, and the bytes of it from .. to
 
 KINDS = ("parameters", "gradients", "optimizer")
 
@@ -137,7 +136,7 @@ class Holdings:
         rows = []
         block = block if block is None or block in self._blocks else ""
         for name in self._blocks:
-            held = tuple(_bytes(now[kind][name]) for kind in KINDS)
+            held = tuple(covered(now[kind][name]) for kind in KINDS)
             if held != self._last.get(name, (0, 0, 0)) or name == block:
                 rows.append((name, held, at if block is None or name == block else ""))
                 self._last[name] = held
@@ -161,18 +160,18 @@ class Holdings:
                 if tensor is None:
                     del known_tensors[number]
                     continue
-                found["parameters"][name] |= _range(tensor)
+                found["parameters"][name] |= byte_range(tensor)
                 if tensor.is_leaf and tensor.grad is not None:
-                    found["gradients"][name] |= _range(tensor.grad)
+                    found["gradients"][name] |= byte_range(tensor.grad)
                 for label, hung in vars(tensor).items() if hasattr(tensor, "_local_shard") else ():
                     if isinstance(hung, Tensor):  # FSDP1 hangs its tensors on the flat parameter
-                        found["gradients" if "grad" in label else "parameters"][name] |= _range(hung)
+                        found["gradients" if "grad" in label else "parameters"][name] |= byte_range(hung)
         if states:
             self._states = list(self._optimizer_states())
         for name, tensor in self._states:
-            found["optimizer"][name] |= _range(tensor)
+            found["optimizer"][name] |= byte_range(tensor)
         for kind, name, tensor in self._further():
-            found[kind][name if name in found[kind] else ""] |= _range(tensor)
+            found[kind][name if name in found[kind] else ""] |= byte_range(tensor)
         return found
 
     def _optimizer_states(self) -> Iterator[tuple[str, Tensor]]:
@@ -270,23 +269,6 @@ def _sharded_units(model: nn.Module, column: Mapping[int, str]) -> dict[str, set
         if module._parameters:
             units.setdefault(unit[name], set()).add(column[id(module)])
     return units
-
-
-def _range(tensor: Tensor) -> set[Range]:
-    local = getattr(tensor, "_local_tensor", tensor)
-    if local.is_meta:
-        return set()
-    storage, item = local.untyped_storage(), local.element_size()
-    first = int(local.storage_offset()) * item
-    last = min(first + _span(local) * item, storage.nbytes())
-    return {(storage._cdata, first, last)} if last > first else set()
-
-
-def _bytes(ranges: set[Range]) -> int:
-    together: dict[int, list[tuple[int, int]]] = {}
-    for storage, first, last in ranges:
-        together.setdefault(storage, []).append((first, last))
-    return sum(map(_union, together.values()))
 
 
 def _flat_parameter(module: nn.Module) -> list[Tensor]:

@@ -19,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from d2l_utils.ranges import span, union
+
 
 def format_bytes(count: int | None, binary: bool = False) -> str:
     """``count`` bytes for a reader, with the unit said: powers of 1000 (kB, MB, GB), or of 1024 (KiB, MiB,
@@ -113,7 +115,7 @@ class _Tally:
             key = (local.device, storage.data_ptr() or -storage._cdata)
             self.storages[key] = max(storage.nbytes(), self.storages.get(key, 0))
             first = int(local.storage_offset()) * local.element_size()
-            covered = (first, first + _span(local) * local.element_size())
+            covered = (first, first + span(local) * local.element_size())
             self._ranges.setdefault(key, set()).add(covered)
             if local is tensor:
                 self._plain.setdefault(key, set()).add(covered)
@@ -124,26 +126,10 @@ class _Tally:
         return sum(self.storages.values())
 
     def needed(self) -> int:
-        return sum(map(_union, self._ranges.values()))
+        return sum(map(union, self._ranges.values()))
 
     def whole(self) -> int:
-        return sum(map(_union, self._plain.values())) + sum(self._sharded.values())
-
-
-def _span(tensor: Tensor) -> int:
-    """Elements from a tensor's first to its last one in memory."""
-    if not tensor.numel():
-        return 0
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-
-
-def _union(ranges: Iterable[tuple[int, int]]) -> int:
-    """Bytes covered by any of the ranges."""
-    covered, end = 0, 0
-    for first, last in sorted(ranges):
-        covered += max(0, last - max(first, end))
-        end = max(end, last)
-    return covered
+        return sum(map(union, self._plain.values())) + sum(self._sharded.values())
 
 
 def _states(optimizer: torch.optim.Optimizer) -> list[Tensor]:

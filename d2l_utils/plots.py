@@ -18,10 +18,11 @@ from matplotlib.ticker import MaxNLocator
 from d2l_utils import figure as style
 from d2l_utils.boxes import batch, boxes, samples
 from d2l_utils.figure import bundle, png
+from d2l_utils.panels import panels
 from d2l_utils.timeline import timeline
 
 __all__ = [
-    "batch", "boxes", "bundle", "curves", "memory_bars", "memory_curve", "png", "samples", "timeline",
+    "batch", "boxes", "bundle", "curves", "memory_bars", "memory_curve", "panels", "png", "samples", "timeline",
 ]  # fmt: skip
 
 PARTS = {
@@ -32,8 +33,14 @@ PARTS = {
 
 
 def memory_bars(
-    measured: Any, formula: Any = None, *, title: str | None = None, x: str = "", unit: str | None = None
-) -> Figure:
+    measured: Any,
+    formula: Any = None,
+    *,
+    title: str | None = None,
+    x: str = "",
+    unit: str | None = None,
+    mark: str = "formula",
+) -> style.Picture:
     """Stacked P, G, O per rank (or per N), each level's formula beside it as a diamond.
 
     Arguments:
@@ -42,6 +49,7 @@ def memory_bars(
             "not yet allocated".
         formula: the same for what theory says, by the same labels; may cover only some of them.
         x: what the labels are; unit: "MB", "MiB", "GB", "GiB", ... (default: the decimal unit that fits).
+        mark: what the diamonds are called: where the bars are the formula, they are measured.
     Raises:
         ValueError: no bars, or a formula for a label that was not measured.
     """
@@ -49,17 +57,17 @@ def memory_bars(
     theory = {} if formula is None else _labelled("formula", formula, "rank ")
     if unknown := set(theory) - set(bars):
         raise ValueError(f"formula has {sorted(unknown)!r}, which measured has not: {list(bars)!r}")
-    held = {label: _parts(value) for label, value in bars.items()}
-    expected = {label: _parts(value) for label, value in theory.items()}
-    sums = [sum(v or 0 for v in parts) for parts in (*held.values(), *expected.values())]
+    held = {label: parts(value) for label, value in bars.items()}
+    expected = {label: parts(value) for label, value in theory.items()}
+    sums = [sum(v or 0 for v in levels) for levels in (*held.values(), *expected.values())]
     scale, unit = style.unit_for(sums, unit)
     top = max(sums) / scale or 1.0
 
     picture, (axes,) = style.picture("memory bars: P, G, O", 3.1)
     width, missing = 0.56, False
-    for at, (label, parts) in enumerate(held.items()):
+    for at, (label, levels) in enumerate(held.items()):
         base = 0.0
-        for value, (name, colour, hatch) in zip(parts, PARTS.values(), strict=True):
+        for value, (name, colour, hatch) in zip(levels, PARTS.values(), strict=True):
             if value is None:
                 # Not a zero and not a guess: an empty dashed box of a fixed height.
                 axes.bar(at, 0.09 * top, width, base, fc="none", ec=style.MUTED, ls=(0, (3, 2)), lw=1.2)
@@ -72,15 +80,15 @@ def memory_bars(
                 box = {"boxstyle": "round,pad=0.18", "fc": "white", "ec": "none"}
                 style.note(axes, at, base + height / 2, style.short(height), bbox=box)
             base += height
-        total = sum(v or 0 for v in parts) / scale
+        total = sum(v or 0 for v in levels) / scale
         style.note(axes, at, base, style.short(total), (0, 7), fontweight="bold")
         if label in expected:
-            levels = np.cumsum([v or 0 for v in expected[label]]) / scale
-            axes.plot([at + width / 2 + 0.07] * 3, levels, "D", ms=5, mfc="white", mec=style.INK, mew=1.3)
+            heights = np.cumsum([v or 0 for v in expected[label]]) / scale
+            axes.plot([at + width / 2 + 0.07] * 3, heights, "D", ms=5, mfc="white", mec=style.INK, mew=1.3)
     _bars_frame(axes, list(held), top, x, f"{unit} per rank")
     handles: list[Any] = [Patch(fc=c, hatch=h, ec="white", label=name) for name, c, h in PARTS.values()]
     if expected:
-        handles.append(Line2D([], [], ls="", marker="D", mfc="white", mec=style.INK, mew=1.3, label="formula"))
+        handles.append(Line2D([], [], ls="", marker="D", mfc="white", mec=style.INK, mew=1.3, label=mark))
     if missing:
         handles.append(Patch(fc="none", ec=style.MUTED, ls=(0, (3, 2)), label="not yet allocated"))
     style.key(picture, handles)
@@ -193,7 +201,7 @@ def _labelled(name: str, values: Any, prefix: str) -> dict[str, Any]:
     return result
 
 
-def _parts(held: Any) -> tuple[float | None, float | None, float | None]:
+def parts(held: Any) -> tuple[float | None, float | None, float | None]:
     """(P, G, O) bytes of a Held, a mapping or a triple."""
     if isinstance(held, Mapping):
         p, g, o = (held[name] for name in PARTS)

@@ -101,8 +101,7 @@ def diagnose(ending: Ending) -> LaunchError | None:
     killed = {rank: code for rank, code in codes.items() if code < 0 and not states[rank].error}
     silent = {rank: code for rank, code in codes.items() if code > 0 and not states[rank].error and rank not in killed}
     if first is not None and first.error:
-        text = f"rank {first.rank} failed: {first.error['summary']}\n\n{first.error['traceback']}"
-        return LaunchError(text + _others(states, first), rank=first.rank)
+        return LaunchError(_exception_text(first.rank, first.error) + _others(states, first), rank=first.rank)
     if killed and not (ending.timed_out is not None and set(killed.values()) <= {-signal.SIGTERM}):
         rank, code = next(iter(killed.items()))
         place = f" at {states[rank].where}" if states[rank].where else ""
@@ -139,8 +138,7 @@ def diagnose(ending: Ending) -> LaunchError | None:
         return LaunchTimeout(_timeout_text(states, ending.timed_out), rank=next(iter(_absent(states)), None))
     if echoes:
         state, error = echoes[0]
-        text = f"rank {state.rank} failed: {error['summary']}\n\n{error['traceback']}"
-        return LaunchError(text + _others(states, state), rank=state.rank)
+        return LaunchError(_exception_text(state.rank, error) + _others(states, state), rank=state.rank)
     if ending.folder_gone:
         return LaunchError("the launch's temporary folder was removed while it ran", kind="start")
     log = "\n".join(log.strip() for log in ending.agent_logs if log.strip())
@@ -148,6 +146,17 @@ def diagnose(ending: Ending) -> LaunchError | None:
         "torchrun ended before any rank had started\n\n" + (log[-3000:] or "(it printed nothing)"),
         kind="start",
     )
+
+
+def _exception_text(rank: int, error: dict[str, Any]) -> str:
+    """An exception may carry a whole tensor as text: the ends of it are enough."""
+    return f"rank {rank} failed: {_ends(error['summary'], 2_000)}\n\n{_ends(error['traceback'], 20_000)}"
+
+
+def _ends(text: str, most: int) -> str:
+    """A text of more than `most` characters, without its middle."""
+    left_out = len(text) - most
+    return text if left_out <= 0 else f"{text[: most // 2]} ... {left_out} characters ... {text[-most // 2 :]}"
 
 
 def _timeout_text(states: list[RankState], seconds: float) -> str:

@@ -6,8 +6,6 @@ import json
 import math
 import numbers
 import os
-import shlex
-import subprocess
 import sys
 import threading
 import time
@@ -19,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from d2l_utils.device import Choice, check_world_size, choose
-from d2l_utils.launching import environment, errors, folders, helper, output, ranks, rendezvous, source
+from d2l_utils.launching import environment, errors, folders, helper, output, ranks, source
+from d2l_utils.launching.commands import agent_arguments, command_for
+from d2l_utils.launching.follow import follow
 
-_GRACE = 3.0  # seconds that the others have to end by themselves once a rank has failed
-_WORKER = Path(__file__).resolve().with_name("worker.py")
 _said: set[str] = set()
 
 
@@ -101,7 +99,7 @@ def launch(
             script.write_text(text, encoding="utf-8", errors="surrogateescape")
         extra = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()] if text is None else []
         line, way = _start(folder, [str(script), *extra], size, nodes, choice, why_cold)
-        ending = _follow(line, folder, size, float(timeout), output, stop)
+        ending = follow(line, folder, size, float(timeout), output, stop)
         problem = errors.diagnose(ending)
         results, unreadable = _results(folder, size)
         problem = problem or unreadable
@@ -161,45 +159,6 @@ def warm_up(world_size: int | None = None) -> Choice:
     return choice
 
 
-def command_for(script: list[str], world_size: int, nodes: int, python: str) -> str:
-    """The plain torchrun command for this script: nothing of the launcher's is in it.
-
-    Two simulated nodes are two commands that find each other on this host; on a cluster each node runs one of them.
-    """
-    join = subprocess.list2cmdline if sys.platform == "win32" else shlex.join
-    launcher = [python, "-m", "torch.distributed.run"]
-    if nodes == 1:
-        return join([*launcher, "--standalone", f"--nproc-per-node={world_size}", *script])
-    meet = [
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:29400",
-        "--rdzv-id=lesson",
-        "--local-addr=127.0.0.1",
-    ]
-    one = join([*launcher, f"--nnodes={nodes}", f"--nproc-per-node={world_size // nodes}", *meet, *script])
-    return " & ".join([one] * nodes) + " & wait"
-
-
-def agent_arguments(script: list[str], folder: str, world_size: int, nodes: int, warm: bool) -> list[list[str]]:
-    """torchrun's arguments, one list a node."""
-    worker = ["--run-path", "--start-method=fork", str(_WORKER)] if warm else ["--module", "d2l_utils.launching.worker"]
-    return [
-        [
-            f"--nnodes={nodes}",
-            f"--nproc-per-node={world_size // nodes}",
-            f"--rdzv-backend={rendezvous.NAME}",
-            f"--rdzv-endpoint={folder}",
-            f"--rdzv-conf=node={node},host={int(node == 0 and not warm)}",
-            "--rdzv-id=launch",
-            "--local-addr=127.0.0.1",
-            "--monitor-interval=0.02",
-            *worker,
-            *script,
-        ]
-        for node in range(nodes)
-    ]
-
-
 def _check(size: int, nodes: Any, timeout: Any, output: Any, stop: Any) -> None:
     if type(nodes) is not int or nodes < 1 or size % nodes:
         raise ValueError(f"nodes is {nodes!r}: allowed is a whole number from 1 that divides world_size, here {size}")
@@ -209,6 +168,10 @@ def _check(size: int, nodes: Any, timeout: Any, output: Any, stop: Any) -> None:
         raise ValueError(f"output is {output!r}: allowed are 'live', 'ordered' and 'quiet'")
     if stop is not None and not hasattr(stop, "is_set"):
         raise TypeError(f"stop is a {type(stop).__name__}: allowed is a threading.Event")
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise FileNotFoundError("the working directory was removed: change to a folder that exists") from error
 
 
 def _script_text(function: Any, uses: Any, arguments: dict[str, Any], size: int, nodes: int) -> tuple[str, str | None]:
@@ -248,66 +211,6 @@ def _start(
     _say_once(f"Each launch starts Python anew, which takes seconds: {why_cold}.", "cold", quiet=False)
     write(warm=False)
     return helper.start_cold(request, env), "cold"
-
-
-def _follow(
-    line: helper.Line, folder: Path, size: int, timeout: float, mode: str, stop: threading.Event | None
-) -> errors.Ending:
-    """Reprint output until the launch ends; end it at the deadline, on `stop`, and some time after a rank failed."""
-    ending = errors.Ending(states=[], agent_logs=[])
-    printer = output.Reprinter(folder, size, mode)
-    started: float | None = None
-    failed: float | None = None
-    delivered: float | None = None
-    told: float | None = None
-    looked = 0.0
-    begun = time.monotonic()
-    try:
-        while not line.ended.wait(0.02):
-            printer.pump()
-            now = time.monotonic()
-            if told is None:
-                if stop is not None and stop.is_set():
-                    ending.stopped, told = True, now
-                elif now - (started or begun + 60) > timeout:  # a minute for starting Python, where that is slow
-                    ending.timed_out, told = timeout, now
-                    line.send("dump")
-                elif any(since is not None and now - since > _GRACE for since in (failed, delivered)):
-                    told = (
-                        now  # a rank failed, or all have delivered and something that they left keeps torchrun waiting
-                    )
-                if told is not None:
-                    line.send("stop")
-            elif now - told > 10:
-                break  # the supervisor itself does not answer
-            if told is None and now - looked > 0.1:
-                looked = now
-                started = started or (now if any(folder.glob("rank*.ready")) else None)
-                if failed is None and _any_failed(folder, size, ending):
-                    failed = now
-                if delivered is None and all(ranks.path(folder, rank, "result").exists() for rank in range(size)):
-                    delivered = now
-    except BaseException:  # the stop button: the ranks end before the cell does
-        line.send("stop")
-        line.ended.wait(10)
-        raise
-    finally:
-        line.close()
-        printer.finish()
-    ending.states = [ranks.read(folder, rank) for rank in range(size)]
-    ending.agent_logs = [log.read_text(encoding="utf-8", errors="replace") for log in sorted(folder.glob("agent*.log"))]
-    ending.agent_logs += [log.read_text(encoding="utf-8", errors="replace") for log in folder.glob("supervisor.log")]
-    ending.supervisor_died = line.record is None and ending.timed_out is None
-    ending.statuses = [] if told is not None or line.record is None else line.record["statuses"]
-    ending.folder_gone = not folder.exists()
-    return ending
-
-
-def _any_failed(folder: Path, size: int, ending: errors.Ending) -> bool:
-    """Whether a rank has failed, exited, or is gone without a word (which torchrun itself would wait for without end)."""
-    ending.early.update(rank for rank in range(size) if ranks.gone(folder, rank))
-    states = [ranks.read(folder, rank) for rank in range(size)]
-    return bool(ending.early) or any(state.error or state.exited for state in states)
 
 
 def _ended(code: int) -> str:

@@ -50,9 +50,9 @@ def knob(name: str, allowed: Any, start: Any = None) -> ipywidgets.Widget:
     )
 
 
-def image(figure: Figure) -> str:
-    """The figure as an HTML image with a text alternative."""
-    data = base64.b64encode(png(figure)).decode("ascii")
+def image(figure: Figure, dpi: float | None = None) -> str:
+    """The figure as an HTML image with a text alternative, drawn at ``dpi`` dots an inch (default: its own)."""
+    data = base64.b64encode(png(figure, dpi)).decode("ascii")
     alt = html.escape(getattr(figure, "alt", "[figure]").strip("[]"), quote=True)
     width = round(figure.get_figwidth() * 100)
     return f'<img alt="{alt}" width="{width}" style="max-width:100%" src="data:image/png;base64,{data}">'

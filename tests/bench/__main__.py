@@ -1,6 +1,6 @@
-"""What `make bench` prints: launching, live changes and recording on this machine, as ratios within one run.
+"""What `make bench` prints: launching, live changes, recording and steps on this machine, as ratios within one run.
 
-    python -m tests.bench [--repeats 5] [--only launch,first,live,record]
+    python -m tests.bench [--repeats 5] [--only launch,first,live,record,step]
 
 Every figure is a median. Things that are compared are timed in turn, one of each per round, so that a busy moment of the machine
 falls on all of them.
@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.bench import elastic, recorder
+from tests.bench import elastic, recorder, steps
 
 ONE_ALL_REDUCE = """
 import torch, torch.distributed as dist
@@ -133,14 +133,27 @@ def recording(rounds: int) -> None:
         show(name, value, unit, str(aim))
 
 
+def stepping(rounds: int) -> None:
+    """A step of ZeRO by hand against its library twin, same model and batch."""
+    for one, other in steps.PAIRS:
+        for ranks in steps.RANKS:
+            mine, theirs, ratio = steps.measure(one, other, ranks, rounds)
+            show(f"a step of {one}, {ranks} ranks", 1e3 * mine, "ms", "-")
+            show(f"a step of {other}, {ranks} ranks", 1e3 * theirs, "ms", "-")
+            show(f"{one} / {other}, {ranks} ranks", ratio, "x", "0.8, <= 1.0", ratio <= 1.0)
+
+
 def main() -> None:
-    parts = {"launch": launching, "first": first, "live": live, "record": recording}
+    parts = {"launch": launching, "first": first, "live": live, "record": recording, "step": stepping}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", default=",".join(parts))
     arguments = parser.parse_args()
+    chosen = arguments.only.split(",")
+    if unknown := set(chosen) - set(parts):
+        parser.error(f"--only {','.join(sorted(unknown))}: it must be among {','.join(parts)}")
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, medians of {arguments.repeats}")
-    for name in arguments.only.split(","):
+    for name in chosen:
         parts[name](arguments.repeats)
 
 

@@ -1,5 +1,6 @@
 """What the ranks of test_combining run: many trainings in one launch, since a launch costs more than one of them."""
 
+import time
 from functools import partial
 
 import torch
@@ -20,6 +21,26 @@ def grid(combos, config, **settings):
     return {name: [train(name, config, **settings, **combo) for combo in many] for name, many in combos.items()}
 
 
+def between_passes(names, windows, config, batch):
+    """{strategy: [least memory from the second to the last pass's forward, in bytes, for each of the windows]}."""
+
+    def pause(module, inputs):
+        if isinstance(module, Transformer):
+            time.sleep(0.02)  # gloo's threads let go of what they sent when they come to it
+
+    def least(recording):
+        starts = [e.start for e in recording.events if e.kind == "forward" and e.name == "blocks.0"]
+        return min(point.bytes for point in recording.memory if starts[1] <= point.time <= starts[-1])
+
+    handle = nn.modules.module.register_module_forward_pre_hook(pause)
+    try:
+        settings = {"steps": 3, "record_step": 2, "allocations": True, "batch": batch}
+        results = grid(dict.fromkeys(names, windows), config, **settings)
+    finally:
+        handle.remove()
+    return {name: [least(result.recording) for result in many] for name, many in results.items()}
+
+
 def overflow(names):
     """{strategy: (weights stay, weights move in the next step, loss scale after each)} under fp16, when one element of
     the first gradient is infinite: where gradients are sharded, one rank has it and the other does not."""
@@ -31,7 +52,7 @@ def overflow(names):
         weights, scales = [_weights(module, model)], []
         for first in (float("inf"), 1.0):
             optimizer.zero_grad()
-            x = torch.tensor([[first, 1.0, 1.0, 1.0]], dtype=model.weight.dtype)
+            x = torch.tensor([[first, 1.0, 1.0, 1.0]], dtype=mixed.settings.get("dtype"))
             with mixed.computing():
                 loss = model(x).float().sum()
             mixed.scale(loss).backward()

@@ -1,15 +1,17 @@
 """However a launch ends: the right message, results kept, the next launch works, nothing left. Warm and cold alike."""
 
+import os
 import threading
 import time
 
 import pytest
 
 from d2l_utils import LaunchError, LaunchStopped, LaunchTimeout, launch
+from d2l_utils.launching import helper
 
 
-def end(how, culprit=1):
-    """Rank `culprit` ends as told; the others go into an all-reduce."""
+def end(how, culprit=1, nap="321"):
+    """Rank `culprit` ends as told; the others go into an all-reduce. `nap`: seconds that a child of theirs sleeps."""
     import os
     import signal
     import sys
@@ -51,7 +53,7 @@ def end(how, culprit=1):
     if how == "children":
         import subprocess
 
-        subprocess.Popen(["sleep", "321"], start_new_session=True)
+        subprocess.Popen(["sleep", nap], start_new_session=True)
         if dist.get_rank() == culprit:
             raise OSError("after starting a child")
     return x.sum().item()
@@ -148,8 +150,9 @@ def test_rank_that_ignores_sigterm():
 def test_children_of_ranks_end_too(way):
     import psutil
 
-    fails(how="children")
-    sleeping = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", "321"]]
+    nap = f"321.{os.getpid()}"  # this test's own, where several run at once
+    fails(how="children", nap=nap)
+    sleeping = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", nap]]
     assert not sleeping
 
 
@@ -172,8 +175,6 @@ def test_stop_event(way):
 
 
 def test_a_helper_that_died_is_replaced(monkeypatch):
-    from d2l_utils.launching import helper
-
     monkeypatch.setenv("D2L_LAUNCH", "warm")
     works()
     old = helper._helper.process
@@ -184,7 +185,7 @@ def test_a_helper_that_died_is_replaced(monkeypatch):
 
 
 def test_warm_that_cannot_start_turns_cold_and_says_so(monkeypatch, capsys):
-    from d2l_utils.launching import helper, launcher
+    from d2l_utils.launching import launcher
 
     def refuse(request):
         raise helper.Unavailable("the test says no")
@@ -232,23 +233,31 @@ def test_a_syntax_error_in_a_script(tmp_path):
 
 
 def test_a_killed_agent_is_named():
-    import psutil
-
     caught = []
 
     def target():
-        with pytest.raises(LaunchError) as error:
-            launch(end, world_size=2, how="sleep")
-        caught.append(error.value)
+        try:
+            launch(end, world_size=2, how="sleep", timeout=90)
+        except LaunchError as error:
+            caught.append(error)
 
     thread = threading.Thread(target=target)
     thread.start()
-    deadline = time.monotonic() + 60
-    agents = []
-    while time.monotonic() < deadline and not agents:
-        ranks = [p for p in psutil.Process().children(recursive=True) if p.parent() and len(p.parent().children()) == 2]
-        agents = list({p.ppid() for p in ranks})
-        time.sleep(0.3)
-    psutil.Process(agents[0]).kill()
+    agent = wait_for_agent(helper.warm_helper().process.pid, ranks=2)
+    agent.kill()
     thread.join(30)
-    assert caught[0].message.startswith("torchrun itself was killed by SIGKILL")
+    assert caught and caught[0].message.startswith("torchrun itself was killed by SIGKILL")
+
+
+def wait_for_agent(pid, ranks):
+    """The torchrun agent of the one launch that the helper with this pid serves, once it has started all ranks."""
+    import psutil
+
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for supervisor in psutil.Process(pid).children():
+            for agent in supervisor.children():
+                if len(agent.children()) == ranks:
+                    return agent
+        time.sleep(0.1)
+    raise AssertionError("no agent with its ranks was seen")

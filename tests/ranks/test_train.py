@@ -181,10 +181,28 @@ def test_the_comparison_is_measured_beside_formula():
 
 def test_the_command_prints_the_table_and_refuses_what_does_not_fit(capsys):
     main(["--strategies", "ddp", "--world-sizes", "2", "--layers", "1", "--width", "16", "--steps", "3"])
-    assert capsys.readouterr().out.splitlines()[2].split()[:2] == ["ddp", "2"]
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[2].split()[:2] == ["ddp", "2"]
+    key = {line.partition("  ")[0] for line in printed[4:]}
+    assert {"P, G, O", "error", "peak", "vs 1 process", "agree", "step"} <= key, "every column is explained"
     with pytest.raises(SystemExit):
         main(["--world-sizes", "3"])
-    assert "batch is 8: it must divide by ranks x accumulation = 3 x 1" in capsys.readouterr().err
+    refused = capsys.readouterr()
+    assert "batch is 8: it must divide by ranks x accumulation = 3 x 1" in refused.err
+    assert refused.out == ""
+
+
+def test_rows_come_as_they_are_measured(monkeypatch):
+    came = []
+
+    def launched(function, **settings):
+        came.append((settings["strategy"], settings["world_size"]))
+        return launch(function, **settings)
+
+    monkeypatch.setattr("d2l_utils.launch", launched)
+    rows = compare(("ddp", "zero1"), (1,), CONFIG, steps=3, batch=2, each=lambda row: came.append(row.strategy))
+    assert came == [("single", 1), ("ddp", 1), "ddp", ("zero1", 1), "zero1"]
+    assert [row.strategy for row in rows] == ["ddp", "zero1"]
 
 
 def test_it_runs_without_a_process_group():

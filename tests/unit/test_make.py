@@ -56,7 +56,7 @@ def test_what_a_target_runs_exists(target: str) -> None:
 
 
 def test_arguments_reach_the_program() -> None:
-    assert '-m pytest -k "one two"' in make("-n", "test", 'ARGS=-k "one two"')
+    assert '-m pytest -n 2 --dist worksteal -k "one two"' in make("-n", "test", 'ARGS=-k "one two"')
 
 
 @pytest.fixture

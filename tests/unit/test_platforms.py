@@ -5,7 +5,7 @@ import sys
 import psutil  # before a test patches the platform: psutil reads it once, when it is imported
 import pytest
 
-from d2l_utils.launching import environment, helper, launcher
+from d2l_utils.launching import commands, environment, helper
 
 
 def ranks_env(monkeypatch, platform, **inherited):
@@ -45,9 +45,9 @@ def test_loopback_by_its_own_name(monkeypatch, platform, name):
 def test_L33_output_does_not_rely_on_torchruns_own_redirects(monkeypatch, platform):
     monkeypatch.setattr(sys, "platform", platform)
     for warm in (False, True):
-        (line,) = launcher.agent_arguments(["script.py"], "FOLDER", 2, 1, warm)
+        (line,) = commands.agent_arguments(["script.py"], "FOLDER", 2, 1, warm)
         assert not [part for part in line if part.startswith(("--redirects", "--tee", "--log-dir"))]
-    (cold,) = launcher.agent_arguments(["script.py"], "FOLDER", 2, 1, warm=False)
+    (cold,) = commands.agent_arguments(["script.py"], "FOLDER", 2, 1, warm=False)
     assert cold[-3:] == ["--module", "d2l_utils.launching.worker", "script.py"] and "--start-method=fork" not in cold
 
 
@@ -92,7 +92,7 @@ def test_L36_no_port_is_probed_by_connecting():
     """Under WSL2's mirrored network a connect() to an unused port hangs: our code binds, and lets the system choose."""
     from pathlib import Path
 
-    for file in Path(launcher.__file__).parent.glob("*.py"):
+    for file in Path(helper.__file__).parent.glob("*.py"):
         assert ".connect(" not in file.read_text(encoding="utf-8") and "create_connection" not in file.read_text(
             encoding="utf-8"
         ), file

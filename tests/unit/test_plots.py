@@ -22,6 +22,7 @@ from d2l_utils.plots import (
     curves,
     memory_bars,
     memory_curve,
+    panels,
     png,
     samples,
     timeline,
@@ -37,6 +38,7 @@ EVENTS = [
     Event("optimizer", "AdamW", 0, 0.070, 0.080),
     Event("collective", "broadcast", 0, 0.075, None),
 ]
+PANEL = {"plain": {"ddp": 4.5, "fsdp2": 2.25}, "bf16": {"ddp": 0.0, "fsdp2": 1.5}}
 PICTURES = {
     "memory_bars": lambda: memory_bars([(4 * MB, 4 * MB, 8 * MB), (4 * MB, None, None)], title="bars"),
     "timeline": lambda: timeline([EVENTS], title="timeline"),
@@ -45,6 +47,7 @@ PICTURES = {
     "boxes": lambda: boxes([[1, 2], [3, 4]], [[4, 6], [4, 6]], operation="all_reduce"),
     "samples": lambda: samples([[0, 2, 1], [1, 0, 2]], total=4),
     "batch": lambda: batch(4, 8, 16),
+    "panels": lambda: panels({"peak, MB": PANEL, "step, ms": PANEL}, title="panels"),
 }
 
 
@@ -216,6 +219,26 @@ def test_memory_curve_marks_the_peak():
     points = [MemoryPoint(0, 0), MemoryPoint(0.010, 31 * MB), MemoryPoint(0.020, 2 * MB)]
     assert "rank 0: peak 31 MB" in words(memory_curve([points]))
     assert "MB above the start" in words(memory_curve([points]))
+
+
+def test_panels_say_every_number_and_share_their_rows():
+    figure = panels({"peak, MB": PANEL, "step, ms": PANEL})
+    said = words(figure)
+    assert [said.count(word) for word in ("peak, MB", "plain", "ddp", "4.5", "2.25", "0", "1.5")] == [
+        1,
+        1,
+        1,
+        2,
+        2,
+        2,
+        2,
+    ]
+    widths = [bar.get_width() for bar in figure.axes[0].patches]
+    assert widths == [4.5, 2.25, 0.0, 1.5]
+    with pytest.raises(ValueError, match="same rows and series in every panel"):
+        panels({"a": PANEL, "b": {"plain": {"ddp": 1.0}}})
+    with pytest.raises(ValueError, match="measures has"):
+        panels({})
 
 
 def test_boxes_are_coloured_by_whose_data_they_hold():

@@ -1,18 +1,14 @@
-"""Panels without a browser: one run per released value, errors and output kept with the panel, stable text."""
+"""The live panel without a browser: one run per released value, errors and output kept with it, stable text."""
 
 import re
-import subprocess
-import sys
 import threading
 import time
 
 import ipywidgets
 import pytest
 
-from d2l_utils.batch import Batch, combinations, global_batch, nearest
 from d2l_utils.plots import curves
-from d2l_utils.widgets import BatchPanel, LivePanel
-from d2l_utils.widgets.capture import printed_here
+from d2l_utils.widgets import LivePanel
 
 WAIT = 30  # seconds until a test gives up
 
@@ -228,29 +224,6 @@ def test_progress_bars_become_one_line_and_the_log_keeps_its_tail():
     assert re.findall("step [0-9]+", LivePanel(bar, draw, world_sizes=None).log.value) == ["step 99"]
 
 
-def test_capture_is_by_thread_and_leaves_stdout_as_it_was(capsys):
-    before, mine, other = sys.stdout, [], []
-    inside, done = threading.Event(), threading.Event()
-
-    def elsewhere():
-        with printed_here(other.append):
-            print("theirs")
-            inside.set()
-            done.wait(WAIT)
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    assert inside.wait(WAIT)
-    with printed_here(mine.append):
-        print("mine")
-    assert sys.stdout is not before, "the other thread is still inside"
-    done.set()
-    thread.join()
-    assert sys.stdout is before
-    assert ("".join(mine), "".join(other)) == ("mine\n", "theirs\n")
-    assert capsys.readouterr().out == ""
-
-
 def test_w01_w03_w09_a_panel_is_a_widget_a_png_and_text_without_values():
     panel = make(Runs(), describe=lambda result: "the ranks agree: True")
     bundle = panel._repr_mimebundle_()
@@ -296,58 +269,6 @@ def test_default_world_size_is_a_choice_even_when_it_is_not_listed(monkeypatch):
     panel = LivePanel(Runs(), draw)
     assert panel.values == {"world_size": 6}
     assert [value for _, value in panel.knobs["world_size"].options] == [1, 2, 3, 4, 6, 8]
-
-
-def test_panels_use_neither_pyplot_nor_torch():
-    code = (
-        "import sys; from d2l_utils.widgets import BatchPanel, LivePanel; BatchPanel();"
-        "print([name for name in ('matplotlib.pyplot', 'torch') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_global_batch_and_back():
-    assert global_batch(4, 8, 16) == 512
-    assert global_batch(2, 16, 8) == 256
-    ways = combinations(512, 8)
-    assert ways[0] == Batch(64, 8, 1)
-    assert ways[-1] == Batch(1, 8, 64)
-    assert {way.size for way in ways} == {512}
-    assert len(ways) == len(set(ways)) == 7
-    assert combinations(512, 6) == []
-    assert nearest(512, 6) == (510, 516)
-    assert nearest(512, 8) == (512,)
-    assert nearest(3, 8) == (8,)
-    assert combinations(512, 8, largest_micro=4) == [Batch(4, 8, 16), Batch(2, 8, 32), Batch(1, 8, 64)]
-
-
-@pytest.mark.parametrize("bad", [0, -1, 1.5, "2", None, True])
-def test_bad_batch_numbers_name_themselves(bad):
-    with pytest.raises(ValueError, match=re.escape(f"ranks is {bad!r}; it must be a whole number")):
-        global_batch(4, bad, 2)
-    with pytest.raises(ValueError, match=re.escape(f"target is {bad!r}")):
-        combinations(bad, 2)
-
-
-def test_batch_panel_is_live_in_both_directions():
-    panel = BatchPanel()
-    assert panel.size == 512
-    assert panel.ways == []
-    assert "none, 6 does not divide 512; nearest: 510 and 516" in panel.answer.value
-    before = panel.picture.value
-    panel.knobs["micro_batch"].value = 2
-    assert panel.size == 256
-    assert panel.picture.value != before
-    panel.wanted["ranks"].value = 4
-    assert len(panel.ways) == 8
-    assert panel.answer.value.count("<tr>") == 9
-    bundle = panel._repr_mimebundle_()
-    assert bundle["text/plain"].splitlines()[1:] == [
-        "2 samples × 8 ranks × 16 passes = 256",
-        "512 on 4 ranks: 8 ways",
-    ]
-    assert bundle["image/png"]
 
 
 def until(true, seconds=WAIT):

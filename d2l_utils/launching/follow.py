@@ -1,0 +1,69 @@
+"""While ranks run: reprint what they print, see a rank that failed or is gone, and end the launch at its limit."""
+
+import threading
+import time
+from pathlib import Path
+
+from d2l_utils.launching import errors, helper, output, ranks
+
+_GRACE = 3.0  # seconds that the others have to end by themselves once a rank has failed
+
+
+def follow(
+    line: helper.Line, folder: Path, size: int, timeout: float, mode: str, stop: threading.Event | None
+) -> errors.Ending:
+    """Reprint output until the launch ends; end it at the deadline, on `stop`, and some time after a rank failed."""
+    ending = errors.Ending(states=[], agent_logs=[])
+    printer = output.Reprinter(folder, size, mode)
+    started: float | None = None
+    failed: float | None = None
+    delivered: float | None = None
+    told: float | None = None
+    looked = 0.0
+    begun = time.monotonic()
+    try:
+        while not line.ended.wait(0.02):
+            printer.pump()
+            now = time.monotonic()
+            if told is None:
+                if stop is not None and stop.is_set():
+                    ending.stopped, told = True, now
+                elif now - (started or begun + 60) > timeout:  # a minute for starting Python, where that is slow
+                    ending.timed_out, told = timeout, now
+                    line.send("dump")
+                elif any(since is not None and now - since > _GRACE for since in (failed, delivered)):
+                    told = (
+                        now  # a rank failed, or all have delivered and something that they left keeps torchrun waiting
+                    )
+                if told is not None:
+                    line.send("stop")
+            elif now - told > 10:
+                break  # the supervisor itself does not answer
+            if told is None and now - looked > 0.1:
+                looked = now
+                started = started or (now if any(folder.glob("rank*.ready")) else None)
+                if failed is None and any_failed(folder, size, ending):
+                    failed = now
+                if delivered is None and all(ranks.path(folder, rank, "result").exists() for rank in range(size)):
+                    delivered = now
+    except BaseException:  # the stop button: the ranks end before the cell does
+        line.send("stop")
+        line.ended.wait(10)
+        raise
+    finally:
+        line.close()
+        printer.finish()
+    ending.states = [ranks.read(folder, rank) for rank in range(size)]
+    ending.agent_logs = [log.read_text(encoding="utf-8", errors="replace") for log in sorted(folder.glob("agent*.log"))]
+    ending.agent_logs += [log.read_text(encoding="utf-8", errors="replace") for log in folder.glob("supervisor.log")]
+    ending.supervisor_died = line.record is None and ending.timed_out is None
+    ending.statuses = [] if told is not None or line.record is None else line.record["statuses"]
+    ending.folder_gone = not folder.exists()
+    return ending
+
+
+def any_failed(folder: Path, size: int, ending: errors.Ending) -> bool:
+    """Whether a rank has failed, exited, or is gone without a word (which torchrun itself would wait for without end)."""
+    ending.early.update(rank for rank in range(size) if ranks.gone(folder, rank))
+    states = [ranks.read(folder, rank) for rank in range(size)]
+    return bool(ending.early) or any(state.error or state.exited for state in states)
