@@ -61,9 +61,11 @@ class Flown:
     values: Mapping[str, Any]
     run: Run
 
-    @property
-    def name(self) -> str:
-        return f"{self.values['strategy']}, N = {self.run.world_size}"
+    def name(self, other: Flown | None = None) -> str:
+        """Strategy and ranks, and what else is not as in another run."""
+        apart = [knob for knob in self.values if other and self.values[knob] != other.values[knob]]
+        more = [f"{knob} {_short(self.values[knob])}" for knob in apart if knob not in ("strategy", "world_size")]
+        return "\n".join([f"{self.values['strategy']}, N = {self.run.world_size}", *more])
 
     @property
     def config(self) -> TransformerConfig:
@@ -213,7 +215,8 @@ class Cockpit(LivePanel):
 
 def sheet(flown: Flown, before: Flown | None = None, columns: int = 2) -> Figure:
     """Memory, bytes, timeline and loss of a run, the run before beside them."""
-    runs = {f"{word}\n{one.name}": one for word, one in (("before", before), ("now", flown)) if one is not None}
+    both = (("before", before, flown), ("now", flown, before))
+    runs = {f"{word}\n{one.name(other)}": one for word, one, other in both if one is not None}
     short = dict(zip((["before"] if before else []) + ["now"], runs.values(), strict=True))
     memory = plots.memory_bars(
         {label: one.held for label, one in runs.items()},
@@ -257,6 +260,10 @@ def _told(flown: Flown) -> str:
 def _most(ranks: Any) -> States:
     held = list(ranks)
     return States(*(max(getattr(each, name) or 0 for each in held) for name in STATES))
+
+
+def _short(value: Any) -> Any:
+    return next((label for label, number in BANDWIDTHS.items() if isinstance(value, float) and value == number), value)
 
 
 def _first(choices: Any) -> Any:
