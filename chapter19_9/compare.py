@@ -17,7 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from chapter19_9 import theory
-from chapter19_9.strategies import STRATEGIES, get
+from chapter19_9.strategies import OPTIONAL, STRATEGIES, get
 from d2l_utils.transformer import TransformerConfig
 
 if TYPE_CHECKING:
@@ -80,8 +80,8 @@ def compare(
     not communicate is listed for one rank only, since several would train several models. ``each`` is given
     every row as soon as it is there.
 
-    Raises ValueError for an unknown strategy, or a world size that ``batch`` does not divide by;
-    LaunchError when a rank fails.
+    Raises ValueError for an unknown strategy or one that needs an extra which is not installed, and for a world
+    size that ``batch`` does not divide by; LaunchError when a rank fails.
     """
     from chapter19_9.checks import check_batch
     from chapter19_9.train import train
@@ -95,6 +95,8 @@ def compare(
     sizes = [check_world_size(n, "world_sizes") for n in world_sizes]
     for n in sizes:
         check_batch(batch, n)
+    for name in strategies:
+        get(name).check()
     wanted = [(facts.name, n) for facts in map(get, strategies) for n in (sizes if facts.communicates else [1])]
 
     def results(name: str, n: int) -> list[Result]:
@@ -162,6 +164,10 @@ agree         all ranks end with exactly the same weights.
 step          median, slowest rank. More ranks than cores take turns: no comparison of speed, least of all between rows of
               different ranks. `make bench` compares by turns."""
 
+DEEPSPEED = """\
+deepspeed     O has the copy of the weights that it trains. Stages 1 and 2 send half as much again as ZeRO needs: by default
+              they all-reduce gradients of which each rank needs a part."""
+
 
 def table(rows: Sequence[Row]) -> str:
     """The rows as text: bytes in MB (1e6), measured / formula, and the larger relative error in a state; then the key."""
@@ -207,7 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table for the command line's strategies and world sizes, each row when it is there."""
     parser = argparse.ArgumentParser(prog="python -m chapter19_9.compare", description=compare.__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="NAME")
+    default = [*STRATEGIES, *(name for name, strategy in OPTIONAL.items() if strategy.installed)]
+    parser.add_argument("--strategies", nargs="+", default=default, metavar="NAME")
     parser.add_argument("--world-sizes", nargs="+", type=int, default=[4], metavar="N")
     parser.add_argument("--layers", type=int, default=DEFAULT.layers)
     parser.add_argument("--width", type=int, default=DEFAULT.width)
@@ -230,7 +237,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         compare(given.strategies, given.world_sizes, config, steps=given.steps, batch=given.batch, each=show)
     except ValueError as error:
         parser.error(str(error))
-    print(f"\n{KEY}\nOther numbers of ranks: --world-sizes 1 2 4 8. Only some strategies: --strategies zero3 fsdp2.")
+    key = f"{KEY}\n{DEEPSPEED}" if any(row.strategy in OPTIONAL for row in shown) else KEY
+    print(f"\n{key}\nOther numbers of ranks: --world-sizes 1 2 4 8. Only some strategies: --strategies zero3 fsdp2.")
 
 
 if __name__ == "__main__":
