@@ -89,15 +89,7 @@ class ShardedOptimizer:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; the memory for whole ones is kept in any case."""
         for flat in self.flats:
-            flat.shard.grad = None
             flat.clear()
-
-    def prepare(self) -> None:
-        """For a gradient scaler, before the step: averaged gradients in float32, in which they can be divided by
-        its scale. Every rank must call it."""
-        for flat in self.flats:
-            flat.finish()
-            flat.averaged = flat.shard.grad = flat.averaged.float()
 
     def step(self) -> None:
         """Average what is not averaged yet, update the shards, all-gather them. Every rank must call it."""
