@@ -84,7 +84,8 @@ def checkpoint_blocks(model: nn.Module) -> None:
     """Let each block keep its input only, and compute its forward again in backward. Before sharding.
 
     The order matters. Inside the block's call, sharding's hooks stand around the whole: the weights that were gathered
-    for backward serve the second forward too. Around the call, the second forward would free them before backward.
+    for backward serve the second forward too. Around the call, the second forward would free them before backward:
+    FSDP2 takes care of that, hand-written ZeRO-3 does not.
     """
     for name in blocks(model):
         block = model.get_submodule(name)
