@@ -74,7 +74,10 @@ class WholeGradient(Whole):
 
 
 class ShardedOptimizer:
-    """Trains this rank's shards with an ordinary optimizer, then brings every rank the whole new weights."""
+    """Trains this rank's shards with an ordinary optimizer, ``optim``, then brings every rank the whole new weights.
+
+    A learning-rate scheduler is given ``optim``.
+    """
 
     def __init__(self, model: nn.Module, optim: torch.optim.Optimizer) -> None:
         self.flats: list[Any] = flats_of(model)
