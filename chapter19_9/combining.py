@@ -71,6 +71,12 @@ def check(
     check_precision(precision)
     if precision != "fp32" and "dtype" in options:
         raise ValueError(f"precision is {precision!r} and options has 'dtype': both say it, give precision alone")
+    if facts.extra and precision != "fp32":
+        raise ValueError(f"precision is {precision!r}: strategy {strategy!r} goes through this loop in fp32 only")
+    if facts.extra and sync_every:
+        raise ValueError(
+            f"sync_every is True: strategy {strategy!r} would begin its gradients anew with every backward; leave it out"
+        )
     if average and facts.gradients == "sharded":
         raise ValueError(
             f"average is True: strategy {strategy!r} averages gradients itself, and keeps only shards of them"

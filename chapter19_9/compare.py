@@ -18,7 +18,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from chapter19_9 import signature, theory
-from chapter19_9.strategies import STRATEGIES, get
+from chapter19_9.strategies import OPTIONAL, STRATEGIES, get
 from d2l_utils.transformer import TransformerConfig
 
 if TYPE_CHECKING:
@@ -36,16 +36,17 @@ class Row:
 
     held, held_formula : model states at rest, after a step, in bytes.
     between, between_formula : model states between forward and backward: gathered weights are parameters, and what
-                         gradients keep from step to step is gradients.
+                         gradients keep from step to step is gradients. None where a step cannot be looked into.
     sent, sent_formula : logical bytes that one rank sends in a step (on an ideal ring), mean over the ranks.
-    counts, counts_formula : collectives that a rank launches in a step and that send something, by name.
+    counts, counts_formula : collectives that a rank launches in a step and that send something, by name; the formula
+                         is None for DeepSpeed, whose own buckets and checks are in it.
     on_gloo            : what one rank sends by the algorithms that gloo ran for them, mean over the ranks; None on
                          another backend.
     wire               : what one rank's connections carried in that step as the kernel counts it, headers included,
                          mean over the ranks; None where it cannot be read.
     peak               : most bytes at one moment of a step: model states, gathered weights, whole gradients and
                          activations. It has no formula here.
-    at_peak            : the model states in it.
+    at_peak            : the model states in it; None as in ``between``.
     losses             : global mean loss of each step, in nats.
     loss_error         : largest relative difference from the losses of one process on the whole batch.
     agree              : all ranks end with the same weights.
@@ -57,16 +58,16 @@ class Row:
     world_size: int
     held: theory.States
     held_formula: theory.States
-    between: theory.States
-    between_formula: theory.States
+    between: theory.States | None
+    between_formula: theory.States | None
     sent: float
     sent_formula: float
     counts: dict[str, int]
-    counts_formula: dict[str, int]
+    counts_formula: dict[str, int] | None
     on_gloo: float | None
     wire: float | None
     peak: int
-    at_peak: theory.States
+    at_peak: theory.States | None
     losses: tuple[float, ...]
     loss_error: float
     agree: bool
@@ -78,7 +79,11 @@ class Row:
 
     @property
     def between_error(self) -> float:
-        return max(_error(getattr(self.between, name), getattr(self.between_formula, name)) for name in STATES)
+        """0 where nothing was seen."""
+        seen = self.between is not None
+        return max(
+            _error(getattr(self.between, name), getattr(self.between_formula, name)) if seen else 0.0 for name in STATES
+        )
 
     @property
     def sent_error(self) -> float:
@@ -102,8 +107,8 @@ def compare(
     each strategy. ``each`` is given every row as soon as it is there, from a launch of its own; without it, all
     strategies of a world size share a launch.
 
-    Raises ValueError for an unknown strategy, or a world size that ``batch`` does not divide by;
-    LaunchError when a rank fails.
+    Raises ValueError for an unknown strategy or one that needs an extra which is not installed, and for a world
+    size that ``batch`` does not divide by; LaunchError when a rank fails.
     """
     from chapter19_9.checks import check_batch
     from chapter19_9.snapshots import measure
@@ -117,9 +122,11 @@ def compare(
     sizes = [check_world_size(n, "world_sizes") for n in world_sizes]
     for n in sizes:
         check_batch(batch, n)
+    for name in strategies:
+        get(name).check()
     wanted = [(facts.name, n) for facts in map(get, strategies) for n in (sizes if facts.communicates else [1])]
 
-    def results(names: list[str], n: int) -> dict[str, list[tuple[Result, Snapshots]]]:
+    def results(names: list[str], n: int) -> dict[str, list[tuple[Result, Snapshots | None]]]:
         run = launch(
             measure, world_size=n, timeout=timeout * len(names), output="quiet",
             strategies=names, config=config, steps=steps, batch=batch,
@@ -140,8 +147,8 @@ def compare(
     return rows
 
 
-def _row(ranks: list[tuple[Result, Snapshots]], reference: list[float], shapes: list[theory.Shape]) -> Row:
-    results, snaps = [result for result, _ in ranks], [snap for _, snap in ranks]
+def _row(ranks: list[tuple[Result, Snapshots | None]], reference: list[float], shapes: list[theory.Shape]) -> Row:
+    results, snaps = [result for result, _ in ranks], [snap for _, snap in ranks if snap is not None]
     first, n = results[0], len(ranks)
     timed = [max(result.seconds[i] for result in results) for i in range(2, len(first.seconds) - 1)]
     events = [event for result in results for event in result.recording.events if event.kind == "collective"]
@@ -153,16 +160,16 @@ def _row(ranks: list[tuple[Result, Snapshots]], reference: list[float], shapes: 
         world_size=n,
         held=_most(result.held for result in results),
         held_formula=_most(theory.exact_memory(first.strategy, shapes, n)),
-        between=_most(snap.between for snap in snaps),
-        between_formula=_most(signature.between(first.strategy, shapes, n)),
+        between=_most(snap.between for snap in snaps) if snaps else None,
+        between_formula=_most(signature.between(first.strategy, shapes, n)) if snaps else None,
         sent=sum(event.sent_bytes for event in events) / n,
         sent_formula=theory.exact_volume(first.strategy, shapes, n),
         counts=dict(Counter(sending)),
-        counts_formula=signature.launches(first.strategy, shapes, n),
+        counts_formula=signature.launches(first.strategy, shapes, n) if snaps else None,
         on_gloo=None if None in on_gloo else sum(on_gloo) / n,
         wire=None if None in wires else sum(wires) / n,
         peak=max(result.peak or 0 for result in results),
-        at_peak=_most(snap.at_peak for snap in snaps),
+        at_peak=_most(snap.at_peak for snap in snaps) if snaps else None,
         losses=tuple(first.losses),
         loss_error=max(map(_error, first.losses, reference)),
         agree=all(result.agree for result in results),
@@ -195,6 +202,10 @@ vs 1 process  largest relative difference from the losses of one process on the 
 agree         all ranks end with exactly the same weights.
 step          median, slowest rank. More ranks than cores take turns: no comparison of speed, least of all between rows of
               different ranks. `make bench` compares by turns."""
+
+DEEPSPEED = """\
+deepspeed     O has the copy of the weights that it trains. Stages 1 and 2 send half as much again as ZeRO needs: by default
+              they all-reduce gradients of which each rank needs a part."""
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -241,7 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Print the table for the command line's strategies and world sizes, each row when it is there."""
     parser = argparse.ArgumentParser(prog="python -m chapter19_9.compare", description=compare.__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), metavar="NAME")
+    default = [*STRATEGIES, *(name for name, strategy in OPTIONAL.items() if strategy.installed)]
+    parser.add_argument("--strategies", nargs="+", default=default, metavar="NAME")
     parser.add_argument("--world-sizes", nargs="+", type=int, default=[4], metavar="N")
     parser.add_argument("--layers", type=int, default=DEFAULT.layers)
     parser.add_argument("--width", type=int, default=DEFAULT.width)
@@ -264,7 +276,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         compare(given.strategies, given.world_sizes, config, steps=given.steps, batch=given.batch, each=show)
     except ValueError as error:
         parser.error(str(error))
-    print(f"\n{KEY}\nOther numbers of ranks: --world-sizes 1 2 4 8. Only some strategies: --strategies zero3 fsdp2.")
+    key = f"{KEY}\n{DEEPSPEED}" if any(row.strategy in OPTIONAL for row in shown) else KEY
+    print(f"\n{key}\nOther numbers of ranks: --world-sizes 1 2 4 8. Only some strategies: --strategies zero3 fsdp2.")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.figure import Figure
 
 from chapter19_9.compare import STATES, Row
+from chapter19_9.theory import States
 from d2l_utils.figure import short
 from d2l_utils.grid import Cell, grid, judged
 
@@ -29,9 +30,10 @@ def text(rows: Sequence[Row]) -> str:
     lines: list[tuple[str, ...]] = [head]
     for row in rows:
         pairs = [(getattr(row.held, name), getattr(row.held_formula, name)) for name in STATES]
-        pairs += [(getattr(row.between, name), getattr(row.between_formula, name)) for name in STATES[:2]]
+        pairs += [_pair(row.between, row.between_formula, name) for name in STATES[:2]]
         pairs.append((row.sent, row.sent_formula))
-        counted = "=" if row.counts == row.counts_formula else f"not {_counted(row.counts_formula)}"
+        known = row.counts_formula
+        counted = "" if known is None else "=" if row.counts == known else f"not {_counted(known)}"
         lines.append(
             (row.strategy, *(_written(*pair) for pair in pairs), f"{_counted(row.counts) or 'none'} {counted}")
         )
@@ -56,7 +58,7 @@ def figure(rows: Sequence[Row], peaks: Mapping[str, float] | None = None, *, tit
     cells = {}
     for row in rows:
         line = [judged(getattr(row.held, name), getattr(row.held_formula, name), _kb) for name in STATES]
-        line += [judged(getattr(row.between, name), getattr(row.between_formula, name), _kb) for name in STATES[:2]]
+        line += [_cell(*_pair(row.between, row.between_formula, name)) for name in STATES[:2]]
         line += [
             judged(row.peak, (peaks or {}).get(row.strategy), _kb),
             *(Cell(_kb(getattr(row.at_peak, name))) for name in STATES[:2]),
@@ -64,14 +66,22 @@ def figure(rows: Sequence[Row], peaks: Mapping[str, float] | None = None, *, tit
         line += [judged(row.sent, row.sent_formula, _kb)]
         line += [Cell("-" if row.on_gloo is None else _kb(row.on_gloo))]
         line += [Cell("-") if row.wire is None else judged(row.wire, row.on_gloo, _kb)]
-        same = row.counts == row.counts_formula
-        line += [Cell(_counted(row.counts) or "-", _counted(row.counts_formula), "exact" if same else "off")]
+        mark = "measured" if row.counts_formula is None else "exact" if row.counts == row.counts_formula else "off"
+        line += [Cell(_counted(row.counts) or "-", _counted(row.counts_formula or {}), mark)]
         line += [Cell("-" if row.seconds is None else f"{row.seconds * 1e3:.0f}")]
         cells[row.strategy if row.world_size > 1 else f"{row.strategy} (1 rank)"] = line
     note = (
         "kB (1e3 bytes) per rank; O is the same at all three moments. AR all-reduce, RS reduce-scatter, AG all-gather, "
     )
     return grid(cells, columns, groups=groups, title=title, note=note + "B broadcast")
+
+
+def _pair(states: States | None, formula: States | None, name: str) -> tuple[float | None, float | None]:
+    return getattr(states, name, None), getattr(formula, name, None)
+
+
+def _cell(measured: float | None, formula: float | None) -> Cell:
+    return Cell("-") if measured is None else judged(measured, formula, _kb)
 
 
 def _kb(count: float) -> str:
@@ -82,7 +92,9 @@ def _counted(counts: Mapping[str, int]) -> str:
     return " ".join(f"{count} {_SHORT.get(name, name)}" for name, count in sorted(counts.items()))
 
 
-def _written(measured: float, formula: float) -> str:
+def _written(measured: float | None, formula: float | None) -> str:
+    if measured is None or formula is None:
+        return "-"
     same = abs(measured - formula) <= 1e-9 * max(abs(formula), 1.0)
     off = f"not {formula / 1e3:,.1f}: {measured / formula - 1:+.1%}" if formula else "not 0"
     return f"{measured / 1e3:,.1f} {'=' if same else off}"

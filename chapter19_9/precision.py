@@ -52,7 +52,9 @@ class Mixed:
     def unscale(self, optimizer: Any) -> None:
         """After the last backward, before anybody looks at the gradients. Every rank must call it."""
         if self.scaler is not None:
-            getattr(optimizer, "prepare", lambda: None)()
+            for flat in getattr(optimizer, "flats", []):  # hand-written ZeRO-1 and 2 average in 16 bits
+                flat.finish()
+                flat.averaged = flat.shard.grad = flat.averaged.float()  # in which division loses nothing
             self.scaler.unscale_(optimizer)
 
     def step(self, optimizer: Any) -> None:
@@ -62,6 +64,8 @@ class Mixed:
         else:
             self.scaler.step(optimizer)
             self.scaler.update()
+            for flat in getattr(optimizer, "flats", []):
+                flat.shard.grad = None  # a step that was left out has not done it
 
 
 def _scaler(device: torch.device) -> Any:
@@ -80,7 +84,8 @@ def checkpoint_blocks(model: nn.Module) -> None:
     """Let each block keep its input only, and compute its forward again in backward. Before sharding.
 
     The order matters. Inside the block's call, sharding's hooks stand around the whole: the weights that were gathered
-    for backward serve the second forward too. Around the call, the second forward would free them before backward.
+    for backward serve the second forward too. Around the call, the second forward would free them before backward:
+    FSDP2 takes care of that, hand-written ZeRO-3 does not.
     """
     for name in blocks(model):
         block = model.get_submodule(name)

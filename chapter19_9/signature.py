@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from chapter19_9.combining import Elements
+from chapter19_9.pieces import Piece, Shape, pieces_of
 from chapter19_9.strategies import Exchange, Strategy, get
-from chapter19_9.theory import Shape, States, _Piece, _pieces, exact_memory
+from chapter19_9.theory import States, exact_memory
 
 __all__ = ["between", "launches"]
 
@@ -29,7 +30,7 @@ def between(strategy: str, model: Sequence[Shape], n: int) -> list[States]:
     rest = exact_memory(facts, model, n)
     if n == 1 and facts.communicates and strategy.startswith("fsdp1"):
         facts = get("single")  # it shards nothing for one rank
-    pieces = _pieces(facts, model, n, Elements())
+    pieces = pieces_of(facts, model, n, Elements())
     again = [exchange for exchange in _gathers(facts) if exchange.when == "backward"]
     kept = [
         piece
@@ -60,7 +61,7 @@ def launches(strategy: str, model: Sequence[Shape], n: int) -> dict[str, int]:
     bucket: 1 MiB first, then 25 MiB, filled with whole gradients from the last parameter to the first.
     """
     facts, counts = get(strategy), Counter[str]()
-    pieces = _pieces(facts, model, n, Elements())
+    pieces = pieces_of(facts, model, n, Elements())
     for exchange in facts.communicates if n > 1 else ():
         of = [piece for piece in pieces if _in(exchange, piece) and (piece.trained or exchange.of == "parameters")]
         if exchange.collective == "all_reduce":
@@ -74,7 +75,7 @@ def launches(strategy: str, model: Sequence[Shape], n: int) -> dict[str, int]:
     return dict(counts)
 
 
-def _padding(pieces: Sequence[_Piece], model: Sequence[Shape], rank: int) -> int:
+def _padding(pieces: Sequence[Piece], model: Sequence[Shape], rank: int) -> int:
     """Bytes of padding in a rank's own shards, where whole flat vectors are kept."""
     total = 0
     for piece in pieces:
@@ -88,7 +89,7 @@ def _gathers(facts: Strategy) -> list[Exchange]:
     return [e for e in facts.communicates if e.collective == "all_gather" and e.of == "parameters"]
 
 
-def _in(exchange: Exchange, piece: _Piece) -> bool:
+def _in(exchange: Exchange, piece: Piece) -> bool:
     return exchange.part == "all" or (exchange.part == "root") == (piece.unit == "")
 
 

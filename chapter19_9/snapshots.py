@@ -54,17 +54,19 @@ def snapshots(
 
 def measure(
     strategies: Sequence[str], config: TransformerConfig = DEFAULT, *, steps: int = 6, batch: int = 8
-) -> dict[str, tuple[Result, Snapshots]]:
+) -> dict[str, tuple[Result, Snapshots | None]]:
     """(what ``train`` measures with its last step recorded, what is held inside a step) of each strategy, in one launch.
 
-    Hand-written ZeRO reduces with the backend's own reduce-scatter here, so that all are told in the same collectives.
+    None for what is not PyTorch's: DeepSpeed's engine has no step that could be looked into. Hand-written ZeRO
+    reduces with the backend's own reduce-scatter here, so that all are told in the same collectives.
     """
-    found = {}
+    found: dict[str, tuple[Result, Snapshots | None]] = {}
     for name in strategies:
         by_hand = "reduce_scatter" in inspect.signature(get(name).load().shard).parameters
         options = {"reduce_scatter": "backend"} if by_hand else None
         result = train(name, config, steps=steps, batch=batch, options=options, record_step=steps - 1, allocations=True)
-        found[name] = result, snapshots(name, config, batch=batch, options=options)
+        look = not get(name).extra
+        found[name] = result, snapshots(name, config, batch=batch, options=options) if look else None
     return found
 
 

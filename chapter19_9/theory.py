@@ -10,11 +10,11 @@ the number of data-parallel ranks. Communication is logical: what each rank send
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from chapter19_9.combining import Elements, elements
+from chapter19_9.combining import elements
+from chapter19_9.pieces import Shape, pieces_of
 from chapter19_9.strategies import Exchange, Strategy, get
 from d2l_utils.batch import Batch, combinations, global_batch, nearest
 from d2l_utils.traffic import sent_on_ring
@@ -58,20 +58,6 @@ class States:
         return self.parameters + self.gradients + self.optimizer
 
 
-@dataclass(frozen=True)
-class Shape:
-    """One distinct parameter of a model: tied weights are one. ``unit``: its block's name, "" in no block."""
-
-    name: str
-    size: tuple[int, ...]
-    trained: bool
-    unit: str
-
-    @property
-    def numel(self) -> int:
-        return prod(self.size)
-
-
 def shapes(model: nn.Module | TransformerConfig) -> list[Shape]:
     """The parameters of a model that is not sharded yet, or of the toy Transformer of a config."""
     import torch
@@ -83,7 +69,7 @@ def shapes(model: nn.Module | TransformerConfig) -> list[Shape]:
         with torch.device("meta"):
             model = Transformer(model)
     return [
-        Shape(entry.names[0], tuple(entry.parameter.shape), entry.parameter.requires_grad, unit)
+        Shape(entry.names[0], tuple(entry.parameter.shape), entry.parameter.requires_grad, unit, len(entry.names))
         for unit, entry in entries(model, blocks(model))
     ]
 
@@ -146,8 +132,10 @@ def exact_memory(strategy: Strategy | str, model: Sequence[Shape], n: int, preci
     """Bytes of model states under AdamW that each rank holds at rest, in rank order. precision: what forward and
     backward compute in; "fp32", "bf16" or "fp16". Errors as in ``memory``."""
     facts, size = _facts(strategy, n), elements(strategy, precision)
-    pieces = _pieces(facts, model, n, size)
-    apart = size.parameters * sum(shape.numel for shape in model if not shape.trained) if facts.cut == "flat" else 0
+    pieces = pieces_of(facts, model, n, size)
+    outside = facts.cut in ("flat", "even")  # frozen parameters are in no flat vector
+    apart = size.parameters * sum(shape.numel for shape in model if not shape.trained) if outside else 0
+    master = 4 if facts.masters else size.master
     ranks = []
     for rank in range(n):
         whole = {state: getattr(facts, state) == "replicated" for state in STATES}
@@ -159,12 +147,11 @@ def exact_memory(strategy: Strategy | str, model: Sequence[Shape], n: int, preci
                 gradients=sum(
                     size.gradients * piece.whole + size.unscaled * piece.kept
                     if whole["gradients"]
-                    else (size.unscaled or size.gradients) * piece.kept
+                    else (size.unscaled or size.gradients) * piece.reduced(rank)
                     for piece in trained
                 ),
-                optimizer=sum(
-                    8 * piece.stepped[rank] + 4 * piece.counts[rank] + size.master * piece.kept for piece in trained
-                ),
+                optimizer=sum(8 * piece.stepped[rank] + master * piece.kept for piece in trained)
+                + 4 * (1 if facts.masters else sum(piece.counts[rank] for piece in trained)),
             )
         )
     return ranks
@@ -183,104 +170,24 @@ def exact_volume(
     """Bytes that each of ``n`` ranks sends in one step, mean over the ranks. As ``volume``; precision as in
     ``exact_memory``; sync_every: gradients are exchanged in every backward, also where they could wait.
 
-    Where gradients end in parts, two numbers are all-reduced: the squared norm in float64 for ``clip``, and for fp16
+    Where gradients end in parts, two more numbers are all-reduced: the squared norm in float64 for ``clip``, and for fp16
     a float32 that says whether all are finite."""
     facts, size = _facts(strategy, n), elements(strategy, precision)
-    pieces = _pieces(facts, model, n, size)
+    pieces = pieces_of(facts, model, n, size)
 
     def payload(exchange: Exchange) -> int:
         of = [piece for piece in pieces if piece.trained or exchange.of == "parameters"]
         element = size.gathered if exchange.of == "parameters" else size.reduced
-        return element * sum(
-            p.whole for p in of if exchange.part == "all" or (exchange.part == "root") == (p.unit == "")
-        )
+        of = [p for p in of if exchange.part == "all" or (exchange.part == "root") == (p.unit == "")]
+        if exchange.of == "gradients":
+            return element * sum(p.whole if p.bare is None else p.bare for p in of)
+        # where tensors are gathered one by one, each use is a gather, and a frozen one needs none in backward
+        again = facts.units != "tensors" or exchange.when != "backward"
+        return element * sum(p.uses * p.whole for p in of if again or p.trained)
 
-    parts = facts.cut in ("flat", "rows")
-    asked = (8 if clip and parts else 0) + (4 if precision == "fp16" and parts else 0)
+    parts = facts.cut in ("flat", "rows", "even")
+    asked = facts.norm + (8 if clip and parts else 0) + (4 if precision == "fp16" and parts else 0)
     return _sent(facts, n, passes, payload, sync_every) + (sent_on_ring("all_reduce", asked, n) or 0.0)
-
-
-@dataclass(frozen=True)
-class _Piece:
-    """What is cut, gathered or reduced as one. Elements: ``whole`` with padding, ``kept`` of it on each rank
-    where it is sharded; by rank, those that the optimizer trains and in how many tensors."""
-
-    unit: str
-    trained: bool
-    whole: int
-    kept: int
-    stepped: tuple[int, ...]
-    counts: tuple[int, ...]
-
-
-def _pieces(facts: Strategy, model: Sequence[Shape], n: int, size: Elements) -> list[_Piece]:
-    cut = {"none": _uncut, "tensors": _by_tensors, "rows": _by_rows, "flat": _flat}[facts.cut]
-    if facts.align > 1:  # FSDP1 counts it in bytes of what is gathered
-        facts = replace(facts, align=4 * facts.align // size.gathered)
-    if facts.units == "model":
-        model = [replace(shape, unit="") for shape in model]
-    return cut(facts, model, n)
-
-
-def _uncut(facts: Strategy, model: Sequence[Shape], n: int) -> list[_Piece]:
-    return [_Piece(s.unit, s.trained, s.numel, s.numel, (s.numel,) * n, (1,) * n) for s in model]
-
-
-def _by_tensors(facts: Strategy, model: Sequence[Shape], n: int) -> list[_Piece]:
-    """ZeroRedundancyOptimizer's greedy way: the largest first, to the rank with the fewest so far."""
-    load, pieces = [0] * n, []
-    for shape in sorted(model, key=lambda shape: -shape.numel):
-        owner = load.index(min(load))
-        load[owner] += shape.numel
-        mine = [int(rank == owner) for rank in range(n)]
-        stepped = tuple(shape.numel * is_mine for is_mine in mine)
-        pieces.append(_Piece(shape.unit, shape.trained, shape.numel, shape.numel, stepped, tuple(mine)))
-    return pieces
-
-
-def _by_rows(facts: Strategy, model: Sequence[Shape], n: int) -> list[_Piece]:
-    """FSDP2: chunks of dimension 0, stored and sent as if all were as large as the first."""
-    pieces = []
-    for shape in model:
-        rows, rest = shape.size[0], prod(shape.size[1:])
-        chunk = -(-rows // n)
-        stepped = tuple(rest * min(chunk, max(0, rows - rank * chunk)) for rank in range(n))
-        pieces.append(_Piece(shape.unit, shape.trained, n * chunk * rest, chunk * rest, stepped, (1,) * n))
-    return pieces
-
-
-def _flat(facts: Strategy, model: Sequence[Shape], n: int) -> list[_Piece]:
-    """Units end to end. By hand, trained and frozen are apart and a rank trains its shard as one tensor; in FSDP1
-    they are together, and what a rank has of each parameter is a tensor of its own."""
-    if facts.align > 1:
-        return [_aligned([s for s in model if s.unit == unit], facts.align, n) for unit in _units(model)]
-    pieces = []
-    for unit in _units(model):
-        for trained in (True, False) if facts.parameters == "sharded" else (True,):
-            if numel := sum(s.numel for s in model if s.unit == unit and s.trained == trained):
-                shard = -(-numel // n)
-                pieces.append(_Piece(unit, trained, n * shard, shard, (shard,) * n, (1,) * n))
-    return pieces
-
-
-def _aligned(unit: Sequence[Shape], align: int, n: int) -> _Piece:
-    """FSDP1's flat parameter of one unit."""
-    spans, end = [], 0
-    for shape in unit:
-        start = -(-end // align) * align
-        end = start + shape.numel
-        spans.append((start, end, shape.trained))
-    shard = -(-end // n)
-    stepped, counts = [], []
-    for rank in range(n):
-        mine = [min(last, (rank + 1) * shard) - max(first, rank * shard) for first, last, trained in spans if trained]
-        stepped.append(sum(size for size in mine if size > 0))
-        counts.append(sum(size > 0 for size in mine))
-    return _Piece(unit[0].unit, any(s.trained for s in unit), n * shard, shard, tuple(stepped), tuple(counts))
-
-
-def _units(model: Sequence[Shape]) -> list[str]:
-    return list(dict.fromkeys(shape.unit for shape in model))
 
 
 def _sent(

@@ -177,8 +177,10 @@ def train(
     # of weights that every rank has whole, each must show its own
     weights_of = partial(gathered, model) if gathered and facts.parameters == "sharded" else partial(whole, plain)
     parts = getattr(module, "gradient_parts", None)
+    kept_of, standing = getattr(module, "parameter_parts", None), getattr(module, "standing", None)
     check_optimizer(model, optimizer)
     slowed = nullcontext() if link is None else Throttle(link, model)
+    backward = partial(module.backward, model) if hasattr(module, "backward") else Tensor.backward
     pause = getattr(module, "accumulating", None)
     pausing = nullcontext if pause is None or sync_every else lambda: pause(model)
     before = digest_of(weights_of())
@@ -190,11 +192,12 @@ def train(
         rows = sequences(config.length, batch, offset=step * batch).split(own)[rank].to(device)
         tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
         optimizer.zero_grad()  # before the recording: it cannot see the end of what was allocated earlier
-        at_start = held(model, optimizer).total + bucket_bytes(model)
+        states = partial(held, model, optimizer, parameters=kept_of(model) if kept_of else ())
+        at_start = states(gradients=standing(model) if standing else ()).total + bucket_bytes(model)
         watched = step == record_step, allocations, step == lifecycle_step
         with slowed, recorder(model, optimizer, *watched) as (recorded, for_backward):
             start = now(device)
-            loss = forward_backward(model, tokens, targets, mine[rank], pausing, mixed, batch / n)
+            loss = forward_backward(model, tokens, targets, mine[rank], pausing, mixed, batch / n, backward)
             if average:
                 average_gradients(model)
             mixed.unscale(optimizer)
@@ -223,7 +226,7 @@ def train(
         gradient_norms=kept["norms"],
         seconds=kept["seconds"],
         differences=kept["differences"],
-        held=held(model, optimizer, gradients=parts(model) if parts else ()),
+        held=states(gradients=parts(model) if parts else ()),
         agree=ranks_agree([torch.frombuffer(bytearray(after), dtype=torch.uint8).to(device)]),
         changed=after != before,
         recording=recording,
@@ -243,6 +246,7 @@ def forward_backward(
     pausing: Callable[[], AbstractContextManager[Any]] = nullcontext,
     mixed: Mixed | None = None,
     share: float | None = None,
+    backward: Callable[[Tensor], Any] = Tensor.backward,
 ) -> Tensor:
     """Forward and backward over consecutive ``parts`` (samples each) of tokens, (samples, length); returns
     the mean loss.
@@ -261,7 +265,7 @@ def forward_backward(
         with nullcontext() if i == len(pieces) - 1 else pausing():
             with computing():
                 loss = model(x, y)
-            scale(loss * (len(x) / (share or len(tokens)))).backward()
+            backward(scale(loss * (len(x) / (share or len(tokens)))))
         total += loss.detach() * (len(x) / len(tokens))
     return total
 

@@ -78,15 +78,23 @@ class Held(Sizes):
         return "\n".join(lines)
 
 
-def held(model: nn.Module, optimizer: torch.optim.Optimizer | None = None, *, gradients: Iterable[Tensor] = ()) -> Held:
+def held(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    gradients: Iterable[Tensor] = (),
+    parameters: Iterable[Tensor] = (),
+) -> Held:
     """The model states that this rank holds now. Counts what exists: looks at no formula, copies nothing.
 
-    gradients: further ones, which no parameter of the model holds as its ``grad``.
+    gradients: further ones, which no parameter of the model holds as its ``grad``. parameters: further ones, where
+    ``model.parameters()`` are not what this rank keeps of them.
     """
+    further = list(parameters)
     parameters = list(model.parameters())
     gradients = [*gradients, *(parameter.grad for parameter in parameters if parameter.grad is not None)]
     states = None if optimizer is None else _states(optimizer)
-    p, g = _Tally(parameters), _Tally(gradients)
+    p, g = _Tally([*parameters, *further]), _Tally(gradients)
     o = _Tally(states or [])
     no_gradients, no_states = not gradients, not states and not _keeps_no_state(optimizer)
 

@@ -150,8 +150,9 @@ def default_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _unwrap(module: nn.Module) -> nn.Module:
-    if isinstance(module, nn.parallel.DistributedDataParallel):
-        return _unwrap(module.module)
+    children = module._modules
+    if list(children) == ["module"] and children["module"] is not None:  # as DDP calls what it wraps, and others do
+        return _unwrap(children["module"])
     for name in _WRAPPERS:
         if name in module._modules or name in module.__dict__:
             return _unwrap(getattr(module, name))

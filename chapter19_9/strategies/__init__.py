@@ -7,9 +7,12 @@ Reading it needs no torch. Each strategy is a module of this package with
 
     shard(model, device, **options) -> model            places the model and wraps or shards it
     optimizer(model, lr) -> torch.optim.Optimizer       made from what shard returned
-    accumulating(model) -> context manager              optional: backward inside it does not communicate
+    accumulating(model) -> context manager              optional: backward inside it is not the step's last
+    backward(model, loss)                               optional: where it is not loss.backward()
     gradient_parts(model) -> tensors                    where gradients end in parts: this rank's
     gathered(model, gradients=False) -> (name, tensor)  where model.parameters() are not the whole ones
+    parameter_parts(model) -> tensors                   where model.parameters() are not this rank's parts either
+    standing(model) -> tensors                          where buffers outlive a step: these
 
 and a ``dtype`` among the options, where ``mixed`` is not "autocast".
 """
@@ -17,6 +20,7 @@ and a ``dtype`` among the options, where ``mixed`` is not "autocast".
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Literal
@@ -63,6 +67,9 @@ class Strategy:
                                        gradients beside the optimizer's float32 weights; "gathered": float32 shards,
                                        gathered in 16 bits. ``shard`` of the last two takes ``dtype``.
     reduces                          : what gradients are then reduced in.
+    masters                          : the optimizer trains a copy of this rank's parts, all in one tensor.
+    norm                             : bytes all-reduced in every step for the norm of the gradient.
+    extra                            : the optional package that it needs; "" for none.
     module                           : the file in this package.
     """
 
@@ -74,11 +81,14 @@ class Strategy:
     gradients: Layout = "replicated"
     optimizer: Layout = "replicated"
     communicates: tuple[Exchange, ...] = ()
-    cut: Literal["none", "flat", "tensors", "rows"] = "none"
-    units: Literal["model", "blocks"] = "model"
+    cut: Literal["none", "flat", "tensors", "rows", "even"] = "none"
+    units: Literal["model", "blocks", "tensors"] = "model"
     align: int = 1
     mixed: Literal["autocast", "copies", "gathered"] = "autocast"
     reduces: Literal["float32", "16 bits"] = "float32"
+    masters: bool = False
+    extra: str = ""
+    norm: int = 0
 
     @property
     def window(self) -> Literal["step", "pass", "either"]:
@@ -92,8 +102,22 @@ class Strategy:
     def module(self) -> str:
         return f"{__name__}.{self.name}"
 
+    @property
+    def installed(self) -> bool:
+        """Whether what it needs beside PyTorch is installed. Imports nothing."""
+        return not self.extra or importlib.util.find_spec(self.extra) is not None
+
+    def check(self) -> None:
+        """ValueError saying what to install when it is not."""
+        if not self.installed:
+            raise ValueError(
+                f"strategy {self.name!r} needs the extra {self.extra!r}, which is not installed here: in the chapter's "
+                f"folder, run python -m pip install --no-build-isolation -e '.[{self.extra}]'"
+            )
+
     def load(self) -> ModuleType:
-        """The strategy's module, imported now."""
+        """The strategy's module, imported now. ValueError when what it needs is not installed."""
+        self.check()
         return importlib.import_module(self.module)
 
 
@@ -238,11 +262,59 @@ _ALL = (
         mixed="gathered",
     ),
 )
+
+_DEEPSPEED = Strategy(
+    name="", title="", api="deepspeed.initialize", source="deepspeed.readthedocs.io", extra="deepspeed"
+)
+_STAGES = (
+    replace(
+        _DEEPSPEED,
+        name="deepspeed0",
+        title="DeepSpeed stage 0",
+        communicates=(Exchange("all_reduce", "gradients", "backward"),),
+    ),
+    replace(
+        _DEEPSPEED,
+        name="deepspeed1",
+        title="DeepSpeed stage 1",
+        gradients="sharded",  # when backward is over
+        optimizer="sharded",
+        communicates=(Exchange("all_reduce", "gradients", "backward"), _NEW),
+        cut="even",
+        masters=True,
+    ),
+    replace(
+        _DEEPSPEED,
+        name="deepspeed2",
+        title="DeepSpeed stage 2",
+        gradients="sharded",
+        optimizer="sharded",
+        communicates=(Exchange("all_reduce", "gradients", "backward", every="pass"), _NEW),
+        cut="even",
+        masters=True,
+    ),
+    replace(
+        _DEEPSPEED,
+        name="deepspeed3",
+        title="DeepSpeed stage 3",
+        parameters="sharded",
+        gradients="sharded",
+        optimizer="sharded",
+        communicates=(_GATHER, _GATHER_AGAIN, _REDUCE_EACH),
+        cut="flat",
+        units="tensors",
+        masters=True,
+        norm=8,
+    ),
+)
 STRATEGIES = {strategy.name: strategy for strategy in _ALL}
+OPTIONAL = {strategy.name: strategy for strategy in _STAGES}
+"""Strategies that need an extra: in no list unless asked for, so that lessons do not depend on what is installed."""
 
 
 def get(name: str) -> Strategy:
-    """The strategy of that name. ValueError says which names there are."""
-    if name not in STRATEGIES:
-        raise ValueError(f"strategy is {name!r}: it must be one of {', '.join(STRATEGIES)}")
-    return STRATEGIES[name]
+    """The strategy of that name, installed or not. ValueError says which names there are."""
+    found = STRATEGIES.get(name) or OPTIONAL.get(name)
+    if found is None:
+        raise ValueError(f"strategy is {name!r}: it must be one of {', '.join([*STRATEGIES, *OPTIONAL])}")
+    return found

@@ -44,11 +44,11 @@ class Whole(Flat):
         return part.div_(self.layout.n)
 
     @torch.no_grad()
-    def refresh(self) -> None:
+    def refresh(self, async_op: bool = False) -> Any:
         own = self.layout.own(self.whole)
         if self.dtype != torch.float32:
             own.copy_(self.shard)
-        shards.all_gather(self.whole, own)
+        return shards.all_gather(self.whole, own, async_op)
 
 
 class WholeGradient(Whole):
@@ -74,7 +74,10 @@ class WholeGradient(Whole):
 
 
 class ShardedOptimizer:
-    """Trains this rank's shards with an ordinary optimizer, then brings every rank the whole new weights."""
+    """Trains this rank's shards with an ordinary optimizer, ``optim``, then brings every rank the whole new weights.
+
+    A learning-rate scheduler is given ``optim``.
+    """
 
     def __init__(self, model: nn.Module, optim: torch.optim.Optimizer) -> None:
         self.flats: list[Any] = flats_of(model)
@@ -89,15 +92,7 @@ class ShardedOptimizer:
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients; the memory for whole ones is kept in any case."""
         for flat in self.flats:
-            flat.shard.grad = None
             flat.clear()
-
-    def prepare(self) -> None:
-        """For a gradient scaler, before the step: averaged gradients in float32, in which they can be divided by
-        its scale. Every rank must call it."""
-        for flat in self.flats:
-            flat.finish()
-            flat.averaged = flat.shard.grad = flat.averaged.float()
 
     def step(self) -> None:
         """Average what is not averaged yet, update the shards, all-gather them. Every rank must call it."""
@@ -107,7 +102,11 @@ class ShardedOptimizer:
         self.optim.step()
         for flat in self.flats:
             flat.shard.grad = None
-            flat.refresh()
+        for work in [
+            flat.refresh(async_op=True) for flat in self.flats
+        ]:  # all are on their way before one is waited for
+            if work:
+                work.wait()
 
 
 def shard(

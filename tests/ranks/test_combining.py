@@ -177,7 +177,7 @@ def test_checkpointing_around_zero3s_hooks_frees_what_backward_needs():
     assert inside.agree
     for error in run(ranks.outside, 2, name="zero3", config=CONFIG):
         assert "storage of size 0" in error
-    assert run(ranks.outside, 2, name="zero1", config=CONFIG) == ["", ""]
+    assert run(ranks.outside, 2, name="fsdp2", config=CONFIG) == ["", ""]
 
 
 @pytest.mark.parametrize(

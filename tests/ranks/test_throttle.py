@@ -3,7 +3,7 @@
 import pytest
 
 from chapter19_9 import theory
-from chapter19_9.strategies import STRATEGIES, get
+from chapter19_9.strategies import STRATEGIES
 from d2l_utils import launch
 from d2l_utils.link import Link
 from d2l_utils.transformer import TransformerConfig
@@ -55,14 +55,9 @@ def test_it_slows_every_strategy_and_changes_none(trained, name):
         others = [e for e in free.recording.events if e.kind == "collective"]
         assert sorted((e.name, e.bytes) for e in events) == sorted((e.name, e.bytes) for e in others)
         assert all(e.backend_start >= e.start + LINK.seconds(e.name, e.bytes, 2) - 1e-4 for e in events)
-        assert slowed.seconds[2] >= sum(LINK.seconds(e.name, e.bytes, 2) for e in events) - 1e-3 or overlaps(name)
+        assert slowed.seconds[2] >= sum(LINK.seconds(e.name, e.bytes, 2) for e in events) - 1e-3
         sent += sum(e.sent_bytes for e in events) / 2
     assert sent == pytest.approx(theory.exact_volume(name, theory.shapes(SMALL), 2))
-
-
-def overlaps(name):
-    """DDP may begin before backward ends, and a broadcast's receiver is charged what its sender is."""
-    return any(e.collective in ("all_reduce", "broadcast") for e in get(name).communicates)
 
 
 def test_what_the_backend_refuses_reaches_who_waits():

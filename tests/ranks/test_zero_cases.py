@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from chapter19_9.checks import explained
-from chapter19_9.strategies import shards, zero1, zero3
+from chapter19_9.strategies import shards, zero1, zero2, zero3
 from d2l_utils import LaunchError, launch
 from d2l_utils.transformer import Transformer, TransformerConfig
 from tests.ranks import zero_functions as ranks
@@ -132,6 +132,22 @@ def test_a_block_that_forward_leaves_out_is_named():
 def test_an_optimizer_made_before_sharding_is_refused():
     with pytest.raises(LaunchError, match=r"ValueError: the optimizer does not hold 4 .* make it after shard"):
         run(ranks.too_early, 2, strategy="zero3")
+
+
+@pytest.mark.parametrize("strategy", [zero1, zero2])
+def test_a_learning_rate_scheduler_goes_on_the_optimizer_inside(strategy):
+    model = strategy.shard(Transformer(TransformerConfig(layers=1, width=16, length=8)), CPU)
+    optimizer = strategy.optimizer(model, 1e-3, make=torch.optim.SGD)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer.optim, lambda step: 1.0 if step == 0 else 0.0)
+    moved = []
+    for _ in range(2):
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        model(torch.arange(8)[None], torch.arange(8)[None]).backward()
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        moved.append(any(not a.equal(b) for a, b in zip(before, model.parameters(), strict=True)))
+    assert moved == [True, False]
 
 
 def test_words_of_the_vocabulary():

@@ -33,7 +33,11 @@ def ci(machine: Machine, user: str = "0") -> tuple[str, str, list[str]]:
         timeout=60,
     )
     assert done.returncode == 7, done.stderr  # make's own status
-    return done.stdout, done.stderr, machine.log.read_text().splitlines() if machine.log.exists() else []
+    return done.stdout, done.stderr, [line for line in log(machine) if line.startswith("apt-get")]
+
+
+def log(machine: Machine) -> list[str]:
+    return machine.log.read_text().splitlines() if machine.log.exists() else []
 
 
 def test_a_machine_that_has_everything_is_left_as_it_is(machine: Machine) -> None:
@@ -60,3 +64,25 @@ def test_who_may_not_install_is_told_what_is_missing(machine: Machine) -> None:
     assert "This machine lacks: chromium" in err
     assert asked == []
     assert out.startswith("make test")
+
+
+def test_the_extra_is_installed_into_the_environment_that_make_uses(machine: Machine) -> None:
+    machine.python("python3", "3.12.1")
+    machine.program("chromium", "#!/bin/sh\n")
+    ci(machine)
+    first, extra = [line for line in log(machine) if " -m pip " in line]
+    python = machine.checkout / ".venv" / "bin" / "python"
+    assert first == f"{python} -m pip install -q --disable-pip-version-check -e .[test]"
+    assert extra == f"{python} -m pip install -q --disable-pip-version-check --no-build-isolation -e .[deepspeed]"
+
+
+def test_without_the_extra_make_is_not_called(machine: Machine) -> None:
+    machine.python("python3", "3.12.1")
+    machine.program("chromium", "#!/bin/sh\n")
+    ci(machine)
+    machine.log.with_name("pip.log.fail").touch()
+    done = subprocess.run(
+        ["bash", str(machine.checkout / ".ci" / "run")], env=machine.environ, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert "make" not in done.stdout

@@ -40,6 +40,16 @@ def test_when_gradients_are_exchanged():
         ("zero1", {"precision": "bf16", "options": ["dtype"]}, "precision is 'bf16' and options has 'dtype'"),
         ("zero1", {"sync_every": True}, "sync_every is True: strategy 'zero1' exchanges no gradients in backward"),
         ("zero2", {"sync_every": False, "accumulation": 2}, "sync_every is False: strategy 'zero2' reduces"),
+        (
+            "deepspeed2",
+            {"precision": "bf16"},
+            "precision is 'bf16': strategy 'deepspeed2' goes through .* in fp32 only",
+        ),
+        (
+            "deepspeed2",
+            {"sync_every": True},
+            "sync_every is True: strategy 'deepspeed2' would begin its gradients anew",
+        ),
         ("fsdp2", {"average": True}, "average is True: strategy 'fsdp2' averages gradients itself"),
     ],
 )

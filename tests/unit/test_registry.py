@@ -2,6 +2,8 @@
 
 import ast
 import dataclasses
+import importlib
+import importlib.util
 import inspect
 import subprocess
 import sys
@@ -13,21 +15,27 @@ from torch import nn
 
 import chapter19_9.strategies as registry
 import d2l_utils
-from chapter19_9.strategies import STRATEGIES, Exchange, Strategy, get
+from chapter19_9.compare import compare, main
+from chapter19_9.strategies import OPTIONAL, STRATEGIES, Exchange, Strategy, get
+from chapter19_9.train import train
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(registry.__file__).parent
+ALL = {**STRATEGIES, **OPTIONAL}
 
 
 def test_every_file_is_registered_and_every_entry_has_its_file():
-    files = {file.stem for file in FOLDER.glob("*.py")} - {"__init__", "shards", "ring"}
-    assert files == set(STRATEGIES)
-    assert all(name == strategy.name for name, strategy in STRATEGIES.items())
+    files = {file.stem for file in FOLDER.glob("*.py")} - {"__init__", "shards", "ring", "deepspeed"}
+    assert files == set(ALL)
+    assert all(name == strategy.name for name, strategy in ALL.items())
+    # what needs an extra is in no list that a lesson goes through, installed or not
+    assert [strategy.extra for strategy in STRATEGIES.values()] == [""] * len(STRATEGIES)
+    assert [strategy.extra for strategy in OPTIONAL.values()] == ["deepspeed"] * 4
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=lambda strategy: strategy.name)
+@pytest.mark.parametrize("strategy", ALL.values(), ids=lambda strategy: strategy.name)
 def test_each_strategy_says_what_it_is_and_does_what_train_asks_of_it(strategy):
-    module = strategy.load()
+    module = importlib.import_module(strategy.module)  # without its extra, too
     assert list(inspect.signature(module.shard).parameters)[:2] == ["model", "device"]
     others = list(inspect.signature(module.shard).parameters.values())[2:]
     names = list(inspect.signature(module.optimizer).parameters.values())
@@ -41,15 +49,16 @@ def test_each_strategy_says_what_it_is_and_does_what_train_asks_of_it(strategy):
     assert strategy.api.rpartition(".")[2] in module.__doc__ + inspect.getsource(module)
     assert strategy.title
     assert strategy.source
-    parts = strategy.api.split(".")
-    found = torch
-    for part in parts[1:]:
-        found = getattr(found, part)
-    assert inspect.isclass(found) or inspect.isfunction(found) or found is torch.distributed
+    if not strategy.extra:  # importing that would take seconds, and it may not be there
+        parts = strategy.api.split(".")
+        found = torch
+        for part in parts[1:]:
+            found = getattr(found, part)
+        assert inspect.isclass(found) or inspect.isfunction(found) or found is torch.distributed
     assert len(inspect.getsource(module).splitlines()) <= 150
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES.values(), ids=lambda strategy: strategy.name)
+@pytest.mark.parametrize("strategy", ALL.values(), ids=lambda strategy: strategy.name)
 def test_facts_fit_together(strategy):
     sharded = [state for state in ("parameters", "gradients", "optimizer") if getattr(strategy, state) == "sharded"]
     assert (strategy.cut == "none") == (not sharded)
@@ -73,6 +82,40 @@ def test_the_optimizer_holds_what_it_is_given():
 def test_an_unknown_name_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match="strategy is 'zero9': it must be one of single, ddp"):
         get("zero9")
+
+
+@pytest.fixture
+def without_deepspeed(monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "deepspeed" else real(name, *rest)
+    )
+
+
+@pytest.mark.usefixtures("without_deepspeed")
+def test_without_its_extra_a_strategy_says_what_to_install(monkeypatch, capsys):
+    message = "strategy 'deepspeed2' needs the extra 'deepspeed', which is not installed here"
+    monkeypatch.setattr("d2l_utils.launch", lambda *_, **__: pytest.fail("a process was started"))
+    for use in (get("deepspeed2").load, lambda: compare(["ddp", "deepspeed2"]), lambda: train("deepspeed2", steps=1)):
+        with pytest.raises(ValueError, match=message):
+            use()
+    with pytest.raises(SystemExit) as end:
+        main(["--strategies", "deepspeed2"])
+    assert end.value.code == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.endswith("python -m pip install --no-build-isolation -e '.[deepspeed]'\n")
+    assert get("deepspeed2").title == "DeepSpeed stage 2"  # its facts need nothing
+
+
+def test_the_comparison_has_what_is_installed(monkeypatch):
+    asked = []
+    monkeypatch.setattr("chapter19_9.compare.compare", lambda strategies, *_, **__: asked.append(strategies) or [])
+    monkeypatch.setattr(Strategy, "installed", property(lambda self: True))
+    main([])
+    monkeypatch.setattr(Strategy, "installed", property(lambda self: not self.extra))
+    main([])
+    assert asked == [list(ALL), list(STRATEGIES)]
 
 
 def test_facts_are_frozen_and_read_well():

@@ -122,8 +122,27 @@ def test_by_hand_at_three_ranks():
     assert exact_volume("fsdp1", SMALL, 3) == pytest.approx(2 / 3 * 4 * ((21 + 12) + 21 + (21 + 12)))
 
 
+def test_deepspeeds_layouts_by_hand_at_three_ranks():
+    """Stages 1 and 2: 15 + 5 + 2 = 22 in one vector of 24, shards of 8. w ends at 15, b at 20, n at 22."""
+    for name in ("deepspeed1", "deepspeed2"):
+        ranks = exact_memory(name, SMALL, 3)
+        assert {(rank.parameters, rank.optimizer) for rank in ranks} == {(4 * (24 + 7), 12 * 8 + 4)}
+        # whole gradients of w | w, b | b, n, and 2 of padding
+        assert [rank.gradients for rank in ranks] == [4 * 15, 4 * 20, 4 * (7 + 2)]
+        assert exact_volume(name, SMALL, 3) == pytest.approx(2 / 3 * 4 * (2 * 22 + 24))
+    assert exact_volume("deepspeed1", SMALL, 3, passes=4) == exact_volume("deepspeed1", SMALL, 3)
+    assert exact_volume("deepspeed2", SMALL, 3, passes=4) == pytest.approx(2 / 3 * 4 * (4 * 2 * 22 + 24))
+    norm = 4 / 3 * 8  # a float64, all-reduced
+    # each tensor by itself: shards of 5, 2, 1, and 3 of the frozen one
+    assert exact_memory("deepspeed3", SMALL, 3)[1] == States(4 * (5 + 2 + 1 + 3), 4 * 8, 12 * 8 + 4)
+    assert exact_volume("deepspeed3", SMALL, 3) == pytest.approx(2 / 3 * 4 * (24 + 9 + 24 + 24) + norm)
+    twice = [Shape("a.w", (5, 3), True, "a", uses=2)]
+    assert exact_volume("deepspeed3", twice, 3) == pytest.approx(2 / 3 * 4 * 5 * 15 + norm)
+
+
 def test_tied_weights_are_one_shape_of_the_root():
     tied = shapes(TransformerConfig(layers=1, width=8, heads=2, length=4, tied=True, frozen=True))
     assert "head.weight" not in {shape.name for shape in tied}
     assert [shape.trained for shape in tied if shape.name == "positions.weight"] == [False]
     assert {shape.unit for shape in tied} == {"", "blocks.0"}
+    assert {shape.name: shape.uses for shape in tied if shape.uses > 1} == {"tokens.weight": 2}
