@@ -1,6 +1,6 @@
 """The cockpit: every strategy behind knobs, trained again on real ranks at each released change.
 
-    panel = Cockpit(strategy="fsdp2", bandwidth=50e6)
+    panel = Cockpit(strategy="fsdp2", bandwidth="20 MB/s")
     panel
 
 Shown are memory beside its formula, bytes sent beside theirs, the timeline, the loss, and the lifecycle player; the
@@ -49,7 +49,7 @@ KNOBS: dict[str, Any] = {
     "width": (32, 64, 96, 128),
     "precision": list(PRECISIONS),
     "checkpointing": False,
-    "bandwidth": BANDWIDTHS,
+    "bandwidth": list(BANDWIDTHS),
 }
 START = {"strategy": "ddp", "batch": 24, "blocks": 4, "width": 64}
 
@@ -64,7 +64,7 @@ class Flown:
     def name(self, other: Flown | None = None) -> str:
         """Strategy and ranks, and what else is not as in another run."""
         apart = [knob for knob in self.values if other and self.values[knob] != other.values[knob]]
-        more = [f"{knob} {_short(self.values[knob])}" for knob in apart if knob not in ("strategy", "world_size")]
+        more = [f"{knob} {self.values[knob]}" for knob in apart if knob not in ("strategy", "world_size")]
         return "\n".join([f"{self.values['strategy']}, N = {self.run.world_size}", *more])
 
     @property
@@ -121,7 +121,8 @@ def fly(world_size: int, stop: threading.Event | None = None, **values: Any) -> 
     check(values["strategy"], precision=values["precision"], accumulation=values["accumulation"])
     check_batch(values["batch"], world_size, values["accumulation"])
     simple = values["precision"] == "fp32" and values["accumulation"] == 1 and not values["checkpointing"]
-    link = None if values["bandwidth"] is None else Link(values["bandwidth"], LATENCY)
+    bandwidth = BANDWIDTHS[values["bandwidth"]]
+    link = None if bandwidth is None else Link(bandwidth, LATENCY)
     run = launch(
         train,
         world_size=world_size,
@@ -260,10 +261,6 @@ def _told(flown: Flown) -> str:
 def _most(ranks: Any) -> States:
     held = list(ranks)
     return States(*(max(getattr(each, name) or 0 for each in held) for name in STATES))
-
-
-def _short(value: Any) -> Any:
-    return next((label for label, number in BANDWIDTHS.items() if isinstance(value, float) and value == number), value)
 
 
 def _first(choices: Any) -> Any:

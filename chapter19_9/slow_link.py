@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from chapter19_9.train import DEFAULT, Result, train
 from d2l_utils.events import Recording, difference, union
@@ -69,8 +68,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Slowed:
-    """One training behind one link. step_seconds: median, slowest part of the warm-up and the recorded step left out.
-    charged: seconds that the link was busy in the recorded step."""
+    """One training behind one link.
+
+    step_seconds : the fastest step, warm-up and recorded step left out: what the machine does besides only adds to it.
+    charged      : seconds that the link was busy in the recorded step.
+    """
 
     link: Link
     step_seconds: float
@@ -88,7 +90,7 @@ def trained(
         result: Result = train(strategy, config, steps=steps, link=link, record_step=steps - 1, **settings)  # type: ignore[arg-type]
         sent = [e for e in result.recording.events if e.kind == "collective"]
         charged = sum(link.seconds(e.name, e.bytes, e.group_size) for e in sent)
-        found.append(Slowed(link, median(result.seconds[2:-1]), charged, result.recording, result.losses))
+        found.append(Slowed(link, min(result.seconds[2:-1]), charged, result.recording, result.losses))
     return found
 
 
