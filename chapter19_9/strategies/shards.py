@@ -89,8 +89,11 @@ class Flat:
         """This rank's part of the averaged gradient; None before there is one."""
         return self.shard.grad
 
-    def refresh(self) -> None:
-        """``shard`` has new values: bring what is kept beside it up to date. Every rank must call it."""
+    def refresh(self, async_op: bool = False) -> Any:
+        """``shard`` has new values: bring what is kept beside it up to date. Every rank must call it.
+
+        ``async_op``: only begin, and give back what to wait for, or None.
+        """
 
 
 def entries(model: nn.Module, units: Iterable[str] = ()) -> list[tuple[str, Entry]]:

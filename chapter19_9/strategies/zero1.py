@@ -44,11 +44,11 @@ class Whole(Flat):
         return part.div_(self.layout.n)
 
     @torch.no_grad()
-    def refresh(self) -> None:
+    def refresh(self, async_op: bool = False) -> Any:
         own = self.layout.own(self.whole)
         if self.dtype != torch.float32:
             own.copy_(self.shard)
-        shards.all_gather(self.whole, own)
+        return shards.all_gather(self.whole, own, async_op)
 
 
 class WholeGradient(Whole):
@@ -102,7 +102,11 @@ class ShardedOptimizer:
         self.optim.step()
         for flat in self.flats:
             flat.shard.grad = None
-            flat.refresh()
+        for work in [
+            flat.refresh(async_op=True) for flat in self.flats
+        ]:  # all are on their way before one is waited for
+            if work:
+                work.wait()
 
 
 def shard(
