@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from chapter19_9 import theory
+from chapter19_9 import signature, theory
 from chapter19_9.strategies import OPTIONAL, STRATEGIES, get
 from d2l_utils.transformer import TransformerConfig
 
 if TYPE_CHECKING:
+    from chapter19_9.snapshots import Snapshots
     from chapter19_9.train import Result
 
 STATES = ("parameters", "gradients", "optimizer")
@@ -33,9 +35,18 @@ class Row:
     formula.
 
     held, held_formula : model states at rest, after a step, in bytes.
+    between, between_formula : model states between forward and backward: gathered weights are parameters, and what
+                         gradients keep from step to step is gradients. None where a step cannot be looked into.
     sent, sent_formula : logical bytes that one rank sends in a step (on an ideal ring), mean over the ranks.
+    counts, counts_formula : collectives that a rank launches in a step and that send something, by name; the formula
+                         is None for DeepSpeed, whose own buckets and checks are in it.
+    on_gloo            : what one rank sends by the algorithms that gloo ran for them, mean over the ranks; None on
+                         another backend.
+    wire               : what one rank's connections carried in that step as the kernel counts it, headers included,
+                         mean over the ranks; None where it cannot be read.
     peak               : most bytes at one moment of a step: model states, gathered weights, whole gradients and
                          activations. It has no formula here.
+    at_peak            : the model states in it; None as in ``between``.
     losses             : global mean loss of each step, in nats.
     loss_error         : largest relative difference from the losses of one process on the whole batch.
     agree              : all ranks end with the same weights.
@@ -47,9 +58,16 @@ class Row:
     world_size: int
     held: theory.States
     held_formula: theory.States
+    between: theory.States | None
+    between_formula: theory.States | None
     sent: float
     sent_formula: float
+    counts: dict[str, int]
+    counts_formula: dict[str, int] | None
+    on_gloo: float | None
+    wire: float | None
     peak: int
+    at_peak: theory.States | None
     losses: tuple[float, ...]
     loss_error: float
     agree: bool
@@ -58,6 +76,14 @@ class Row:
     @property
     def held_error(self) -> float:
         return max(_error(getattr(self.held, name), getattr(self.held_formula, name)) for name in STATES)
+
+    @property
+    def between_error(self) -> float:
+        """0 where nothing was seen."""
+        seen = self.between is not None
+        return max(
+            _error(getattr(self.between, name), getattr(self.between_formula, name)) if seen else 0.0 for name in STATES
+        )
 
     @property
     def sent_error(self) -> float:
@@ -71,20 +97,21 @@ def compare(
     *,
     steps: int = 6,
     batch: int = 8,
-    timeout: float = 120.0,
-    each: Callable[[Row], None] = lambda row: None,
+    timeout: float = 60.0,
+    each: Callable[[Row], None] | None = None,
 ) -> list[Row]:
     """Train every strategy at every world size on real ranks, and put what was measured beside the formulas.
 
     One process on the whole batch is always run: it is what losses are compared with. A strategy that does
-    not communicate is listed for one rank only, since several would train several models. ``each`` is given
-    every row as soon as it is there.
+    not communicate is listed for one rank only, since several would train several models. timeout: seconds for
+    each strategy. ``each`` is given every row as soon as it is there, from a launch of its own; without it, all
+    strategies of a world size share a launch.
 
     Raises ValueError for an unknown strategy or one that needs an extra which is not installed, and for a world
     size that ``batch`` does not divide by; LaunchError when a rank fails.
     """
     from chapter19_9.checks import check_batch
-    from chapter19_9.train import train
+    from chapter19_9.snapshots import measure
     from d2l_utils import launch
     from d2l_utils.device import check_world_size
 
@@ -99,49 +126,61 @@ def compare(
         get(name).check()
     wanted = [(facts.name, n) for facts in map(get, strategies) for n in (sizes if facts.communicates else [1])]
 
-    def results(name: str, n: int) -> list[Result]:
+    def results(names: list[str], n: int) -> dict[str, list[tuple[Result, Snapshots | None]]]:
         run = launch(
-            train,
-            world_size=n,
-            timeout=timeout,
-            output="quiet",
-            strategy=name,
-            config=config,
-            steps=steps,
-            batch=batch,
-            record_step=steps - 1,
-            allocations=True,
-        )
-        return run.results
+            measure, world_size=n, timeout=timeout * len(names), output="quiet",
+            strategies=names, config=config, steps=steps, batch=batch,
+        )  # fmt: skip
+        return {name: [rank[name] for rank in run.results] for name in names}
 
     shapes = theory.shapes(config)
-    reference = results("single", 1)
-    rows = []
+    done = {("single", 1): results(["single"], 1)["single"]}
+    if each is None:
+        for n in {n for _, n in wanted}:
+            together = [name for name, size in wanted if size == n and (name, n) not in done]
+            done |= {(name, n): ranks for name, ranks in (results(together, n) if together else {}).items()}
+    reference, rows = done["single", 1][0][0].losses, []
     for name, n in wanted:
-        ranks = reference if (name, n) == ("single", 1) else results(name, n)
-        rows.append(_row(ranks, reference[0].losses, shapes))
-        each(rows[-1])
+        rows.append(_row(done.get((name, n)) or results([name], n)[name], reference, shapes))
+        if each is not None:
+            each(rows[-1])
     return rows
 
 
-def _row(ranks: list[Result], reference: list[float], shapes: list[theory.Shape]) -> Row:
-    first, n = ranks[0], len(ranks)
-    formula = theory.exact_memory(first.strategy, shapes, n)
-    timed = [max(result.seconds[i] for result in ranks) for i in range(2, len(first.seconds) - 1)]
-    events = [event for result in ranks for event in result.recording.events if event.kind == "collective"]
+def _row(ranks: list[tuple[Result, Snapshots | None]], reference: list[float], shapes: list[theory.Shape]) -> Row:
+    results, snaps = [result for result, _ in ranks], [snap for _, snap in ranks if snap is not None]
+    first, n = results[0], len(ranks)
+    timed = [max(result.seconds[i] for result in results) for i in range(2, len(first.seconds) - 1)]
+    events = [event for result in results for event in result.recording.events if event.kind == "collective"]
+    sending = [event.name for event in events if event.rank == 0 and event.sent_bytes]
+    wires = [result.recording.wire_bytes for result in results]
+    on_gloo = [event.backend_bytes for event in events if event.name != "barrier"]
     return Row(
         strategy=first.strategy,
         world_size=n,
-        held=theory.States(*(max(getattr(result.held, name) or 0 for result in ranks) for name in STATES)),
-        held_formula=theory.States(*(max(getattr(states, name) for states in formula) for name in STATES)),
+        held=_most(result.held for result in results),
+        held_formula=_most(theory.exact_memory(first.strategy, shapes, n)),
+        between=_most(snap.between for snap in snaps) if snaps else None,
+        between_formula=_most(signature.between(first.strategy, shapes, n)) if snaps else None,
         sent=sum(event.sent_bytes for event in events) / n,
         sent_formula=theory.exact_volume(first.strategy, shapes, n),
-        peak=max(result.peak or 0 for result in ranks),
+        counts=dict(Counter(sending)),
+        counts_formula=signature.launches(first.strategy, shapes, n) if snaps else None,
+        on_gloo=None if None in on_gloo else sum(on_gloo) / n,
+        wire=None if None in wires else sum(wires) / n,
+        peak=max(result.peak or 0 for result in results),
+        at_peak=_most(snap.at_peak for snap in snaps) if snaps else None,
         losses=tuple(first.losses),
         loss_error=max(map(_error, first.losses, reference)),
-        agree=all(result.agree for result in ranks),
+        agree=all(result.agree for result in results),
         seconds=median(timed) if timed else None,
     )
+
+
+def _most(ranks: Iterable[Any]) -> theory.States:
+    """Each state's bytes on the rank that has most of it."""
+    held = list(ranks)
+    return theory.States(*(max(getattr(each, name) or 0 for each in held) for name in STATES))
 
 
 def _error(measured: float, expected: float) -> float:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from d2l_utils import LaunchError, launch
+from d2l_utils.traffic import sent_by_gloo
 
 Judge = Callable[[list[Any], int], str | None]
 
@@ -137,6 +138,18 @@ def _shards_of_ten(results: list[Any], n: int) -> str | None:
     return None
 
 
+def _through_gloo(results: list[Any], n: int) -> str | None:
+    """Each rank returns (predicted, measured) bytes that it sends for a reduce-scatter of 4,800,000 bytes over gloo."""
+    sends = sent_by_gloo("all_reduce", 4_800_000, n) or 0.0
+    for rank, result in enumerate(results):
+        predicted, measured = result
+        if measured is not None and not 0.98 * sends <= measured <= 1.05 * sends:
+            return f"rank {rank} measured {measured} bytes: is the reduce-scatter alone between the two readings?"
+        if abs(predicted - sends) > 0.02 * sends:
+            return f"rank {rank} predicted {predicted:,.0f} bytes; the kernel counts about {measured or sends:,.0f}"
+    return None
+
+
 EXERCISES = {
     # 19.9.1: rank r holds r + 1; every rank returns the mean over the ranks, from an all-gather
     "average": Exercise((1, 2, 3, 4), _all_close(lambda rank, n: (n + 1) / 2)),
@@ -163,6 +176,10 @@ EXERCISES = {
     "peak": Exercise((1, 2), _peak),
     # 19.9.6: each rank has a shard of W's rows (rank r: one row of r + 1); y = W x for x of ones, on every rank, summed
     "sharded product": Exercise((1, 2, 3), _all_close(lambda rank, n: 4 * n * (n + 1) / 2)),
+    # 19.9.10: the sum over the ranks of r + 1, everywhere, from a reduce-scatter and an all-gather
+    "two halves": Exercise((1, 2, 4), _all_close(lambda rank, n: 6 * n * (n + 1))),
+    # 19.9.10: what gloo sends for a reduce-scatter, predicted and counted by the kernel
+    "on the wire": Exercise((2, 4), _through_gloo),
     # 19.9.11: rank r has the samples 4r .. 4r + 3 and takes one, then three; gradient of the mean, one all-reduce
     "window": Exercise((1, 2, 3), _window),
     # 19.9.11: predicted and measured bytes that a rank sends in a step

@@ -7,6 +7,7 @@ run.results        # one Recorded a rank
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -53,11 +54,13 @@ def recorded_step(
     batch: int = 8,
     options: Mapping[str, Any] | None = None,
     warm: int = 2,
+    outliving: bool = False,
 ) -> Recorded:
     """Train ``warm`` steps, then record one. Runs on every rank of the process group.
 
     batch: samples in a step over all ranks. options: the strategy's settings, by the names that its ``shard``
-    gives them, in float32. Raises ValueError for a batch that the ranks cannot share, and for another dtype.
+    gives them, in float32. outliving: count as gradients what keeps its memory when they are forgotten, such as DDP's
+    buckets. Raises ValueError for a batch that the ranks cannot share, and for another dtype.
     """
     if "dtype" in (options or {}):
         raise ValueError("options has 'dtype': a lifecycle is recorded in float32 only")
@@ -70,15 +73,23 @@ def recorded_step(
     model = module.shard(plain, device, **(options or {}))
     optimizer = module.optimizer(model, 1e-3)
 
+    forgotten: list[Any] = []
+
     def further() -> Iterator[tuple[str, str, Tensor]]:
-        return kept(model, optimizer)
+        yield from kept(model, optimizer)
+        again = {storage._cdata for storage in _gradient_storages(model)}
+        for storage in filter(None, (reference() for reference in forgotten)):
+            if storage._cdata not in again:
+                yield "gradients", ROOT, torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
 
     for step in range(warm + 1):
         rows = sequences(config.length, batch, offset=step * batch).chunk(n)[rank].to(device)
         tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        if outliving:
+            forgotten[:] = {s._cdata: weakref.ref(s) for s in _gradient_storages(model)}.values()
         optimizer.zero_grad()
         last = step == warm
-        gradients = [tensor for kind, _, tensor in further() if kind == "gradients"]
+        gradients = [tensor for kind, _, tensor in kept(model, optimizer) if kind == "gradients"]
         start = held(model, optimizer, gradients=gradients).total + bucket_bytes(model)
         with record(model, optimizer, allocations=True, holdings=further, enabled=last) as recording:
             model(tokens, targets).backward()
@@ -97,9 +108,15 @@ def kept(model: nn.Module, optimizer: Any) -> Iterator[tuple[str, str, Tensor]]:
                 yield from (("optimizer", block, part) for block, part in _by_block(flat, state))
 
 
+def _gradient_storages(model: nn.Module) -> list[torch.UntypedStorage]:
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return [getattr(gradient, "_local_tensor", gradient).untyped_storage() for gradient in gradients]
+
+
 def _by_block(flat: Flat, part: Tensor) -> Iterator[tuple[str, Tensor]]:
     """This rank's part of a flat vector, cut where another block begins. Padding goes with the last block."""
     if part.numel() != flat.layout.shard:  # AdamW counts its steps in a scalar
+        yield _block(flat.entries[0].names[0]), part
         return
     first, at, cuts = place()[0] * flat.layout.shard, 0, {}
     for entry, shape in zip(flat.entries, flat.layout.shapes, strict=True):

@@ -25,11 +25,13 @@ from torch import Tensor, nn
 from chapter19_9 import combining, strategies
 from chapter19_9.checks import check_batch, check_gradients, check_optimizer, micro_batches
 from chapter19_9.precision import Mixed, checkpoint_blocks
+from chapter19_9.recorded import Recorded, unsharded
 from chapter19_9.strategies.shards import global_norm
 from chapter19_9.watching import bucket_bytes, digest_of, mean_over_ranks, now, recorder, where, whole
 from d2l_utils.agree import largest_difference, ranks_agree
 from d2l_utils.memory import Held, held
 from d2l_utils.text import sequences
+from d2l_utils.throttle import Link, Throttle
 from d2l_utils.transformer import Transformer, TransformerConfig
 
 __all__ = [
@@ -64,6 +66,7 @@ class Result:
                      them (gathered weights, gradients, activations); None unless ``allocations``.
     saved          : bytes that the recorded step's largest forward saved for its backward, without weights; None
                      unless ``allocations``.
+    lifecycle      : that step, for ``chapter19_9.lifecycle.frames``, or None.
     weights, gradients : whole ones by parameter name, on the CPU, after the last step; None unless asked for.
     """
 
@@ -81,6 +84,7 @@ class Result:
     recording: Any = None
     peak: int | None = None
     saved: int | None = None
+    lifecycle: Any = None
     weights: dict[str, Tensor] | None = None
     gradients: dict[str, Tensor] | None = None
 
@@ -102,8 +106,10 @@ def train(
     average: bool = False,
     sync_every: bool | None = None,
     seed_by_rank: bool = False,
+    link: Link | None = None,
     record_step: int | None = None,
     allocations: bool = False,
+    lifecycle_step: int | None = None,
     differences: bool = False,
     weights: bool = False,
 ) -> Result:
@@ -122,7 +128,10 @@ def train(
                     is False where the strategy can wait.
     seed_by_rank  : give each rank's model other first weights; a strategy that starts by making them equal
                     must cope.
+    link          : hold the steps' collectives back as a link of this bandwidth and latency would
+                    (``d2l_utils.throttle``); None lets them go at once.
     record_step   : number of the step to record, from 0; ``allocations`` adds its memory curve.
+    lifecycle_step: number of another step, to record for the lifecycle; float32 in one pass only.
     differences, weights : measure these for the result too.
 
     Raises ValueError before the first step when an argument does not fit, or the ranks start from different
@@ -143,12 +152,17 @@ def train(
         raise ValueError(f"steps is {steps!r}: it must be a whole number of at least 1")
     if record_step is not None and record_step not in range(steps):
         raise ValueError(f"record_step is {record_step!r}: it must be from 0 to {steps - 1}, or None")
+    if lifecycle_step is not None and (lifecycle_step not in range(steps) or lifecycle_step == record_step):
+        raise ValueError(f"lifecycle_step is {lifecycle_step!r}: it must be a step of its own from 0 to {steps - 1}")
+    if lifecycle_step is not None and (precision != "fp32" or accumulation > 1 or checkpointing):
+        raise ValueError(f"lifecycle_step is {lifecycle_step}: a lifecycle is of one pass in fp32, not checkpointed")
     module, mixed = facts.load(), Mixed(precision, facts, device)
     settings |= mixed.settings | ({"bucket_mb": bucket_mb} if bucket_mb is not None else {})
     if unknown := settings.keys() - inspect.signature(module.shard).parameters.keys():
         raise ValueError(f"{', '.join(unknown)}: strategy {strategy!r} has no such setting")
 
     plain = Transformer(replace(config, seed=config.seed + rank) if seed_by_rank else config)
+    sizes = unsharded(plain) if lifecycle_step is not None else {}
     if checkpointing:
         checkpoint_blocks(plain)
     model = module.shard(plain, device, **settings)
@@ -165,13 +179,14 @@ def train(
     parts = getattr(module, "gradient_parts", None)
     kept_of, standing = getattr(module, "parameter_parts", None), getattr(module, "standing", None)
     check_optimizer(model, optimizer)
+    slowed = nullcontext() if link is None else Throttle(link, model)
     backward = partial(module.backward, model) if hasattr(module, "backward") else Tensor.backward
     pause = getattr(module, "accumulating", None)
     pausing = nullcontext if pause is None or sync_every else lambda: pause(model)
     before = digest_of(weights_of())
 
     kept: dict[str, list[float]] = {name: [] for name in ("losses", "local", "norms", "seconds", "differences")}
-    recording, peak, saved = None, None, None
+    recording, peak, saved, lifecycle = None, None, None, None
     own = [sum(passes) for passes in mine]
     for step in range(steps):
         rows = sequences(config.length, batch, offset=step * batch).split(own)[rank].to(device)
@@ -179,7 +194,8 @@ def train(
         optimizer.zero_grad()  # before the recording: it cannot see the end of what was allocated earlier
         states = partial(held, model, optimizer, parameters=kept_of(model) if kept_of else ())
         at_start = states(gradients=standing(model) if standing else ()).total + bucket_bytes(model)
-        with recorder(model, optimizer, step == record_step, allocations) as (recorded, for_backward):
+        watched = step == record_step, allocations, step == lifecycle_step
+        with slowed, recorder(model, optimizer, *watched) as (recorded, for_backward):
             start = now(device)
             loss = forward_backward(model, tokens, targets, mine[rank], pausing, mixed, batch / n, backward)
             if average:
@@ -189,7 +205,9 @@ def train(
             mixed.step(optimizer)
             kept["seconds"].append(now(device) - start)
         # What is measured comes after the step, so that it is in no timing and no recording.
-        if recorded is not None:
+        if step == lifecycle_step:
+            lifecycle = Recorded(strategy, recorded, sizes, at_start)
+        elif recorded is not None:
             recording = recorded
             peak = None if recorded.peak is None else at_start + recorded.peak
             saved = for_backward.bytes if for_backward else None
@@ -214,6 +232,7 @@ def train(
         recording=recording,
         peak=peak,
         saved=saved,
+        lifecycle=lifecycle,
         weights={name: tensor.cpu().clone() for name, tensor in weights_of()} if weights else None,
         gradients={name: tensor.cpu().clone() for name, tensor in gradients_of()} if weights else None,
     )

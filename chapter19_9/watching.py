@@ -77,9 +77,23 @@ def weights_in_use(model: nn.Module) -> Iterator[Tensor]:
             yield gathered
 
 
-def recorder(model: nn.Module, optimizer: Any, wanted: bool, allocations: bool) -> AbstractContextManager[Any]:
-    """Records the step inside it when ``wanted``: gives (recording, saved bytes), else (None, None)."""
+def recorder(
+    model: nn.Module, optimizer: Any, wanted: bool, allocations: bool, holdings: bool = False
+) -> AbstractContextManager[Any]:
+    """Records the step inside it when ``wanted``: gives (recording, saved bytes), else (None, None). holdings: with
+    what the lifecycle needs, which is too slow to time."""
+    if holdings:
+        return _held_recorder(model, optimizer)
     return _recorder(model, optimizer, allocations) if wanted else nullcontext((None, None))
+
+
+@contextmanager
+def _held_recorder(model: nn.Module, optimizer: Any) -> Iterator[tuple[Any, None]]:
+    from chapter19_9.recorded import kept
+    from d2l_utils.record import record
+
+    with record(model, optimizer, allocations=True, holdings=lambda: kept(model, optimizer)) as recording:
+        yield recording, None
 
 
 @contextmanager

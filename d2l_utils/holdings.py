@@ -77,7 +77,7 @@ class Holdings:
         self._ranges: dict[str, dict[str, set[Range]]] = {
             kind: {block: set() for block in self._blocks} for kind in KINDS
         }
-        self._states: list[tuple[str, Tensor]] = []
+        self._states: dict[str, set[Range]] = {name: set() for name in self._blocks}
         self._rows: list[list[tuple[str, tuple[int, ...], str]]] = []
         self._last: dict[str, tuple[int, ...]] = {}
         self._launches: list[_Launch] = []
@@ -167,9 +167,10 @@ class Holdings:
                     if isinstance(hung, Tensor):  # FSDP1 hangs its tensors on the flat parameter
                         found["gradients" if "grad" in label else "parameters"][name] |= byte_range(hung)
         if states:
-            self._states = list(self._optimizer_states())
-        for name, tensor in self._states:
-            found["optimizer"][name] |= byte_range(tensor)
+            self._states = {name: set() for name in self._blocks}
+            for name, tensor in self._optimizer_states():
+                self._states[name] |= byte_range(tensor)
+        found["optimizer"] = {name: set(ranges) for name, ranges in self._states.items()}
         for kind, name, tensor in self._further():
             found[kind][name if name in found[kind] else ""] |= byte_range(tensor)
         return found

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from d2l_utils.throttle import LateWork
 from d2l_utils.trace import MARK
 
 # The methods of a process group that torch.distributed's functions call, under their names in all its versions.
@@ -97,7 +98,8 @@ class Marks:
         """Marks what Python asks of ``torch.distributed``: each ``wait()``, and each launch with its group."""
         if not dist.is_available():
             return
-        self._around(dist.Work, "wait", "wait", lambda work: "work.wait")
+        for handle in (dist.Work, LateWork):
+            self._around(handle, "wait", "wait", lambda work: "work.wait")
         for method in _LAUNCHES:
             self._around(dist.ProcessGroup, method, "group", lambda group: f"{group.rank()}/{group.size()}")
 

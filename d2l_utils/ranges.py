@@ -13,6 +13,8 @@ def span(tensor: Tensor) -> int:
     """Elements from a tensor's first to its last one in memory."""
     if not tensor.numel():
         return 0
+    if tensor.is_contiguous():
+        return tensor.numel()
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 

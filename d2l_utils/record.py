@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from d2l_utils import marks, trace, wire
+from d2l_utils import marks, throttle, trace, wire
 from d2l_utils.events import Recording
 from d2l_utils.holdings import Further, Holdings
 
@@ -113,7 +113,9 @@ def record(
     recording.seconds = found.seconds
     recording.began = found.began
     ddp = isinstance(model, nn.parallel.DistributedDataParallel)
-    recording.events = trace.read(found, recording.rank, _default_group(model), ddp)
+    # the profiler does not see what a throttle's own thread begins
+    late = throttle.recorded(recording.rank, found.began, found.seconds)
+    recording.events = trace.read(found, recording.rank, _default_group(model), ddp, late)
     if watch is not None:
         recording.holdings = watch.read(found)
         recording.events = watch.assign(found, recording.events)

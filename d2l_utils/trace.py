@@ -9,7 +9,7 @@ the others, on the same clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from d2l_utils import comms
@@ -116,12 +116,19 @@ def _sort(name: str) -> str:
     return next((sort for start, sort in begins.items() if name.startswith(start)), "operator")
 
 
-def read(trace: Trace, rank: int, default_group: tuple[int, int] | None, ddp: bool = False) -> list[Event]:
+def read(
+    trace: Trace,
+    rank: int,
+    default_group: tuple[int, int] | None,
+    ddp: bool = False,
+    late: Sequence[Event] = (),
+) -> list[Event]:
     """All events of the step in order of their starts.
 
     default_group: (this rank in it, size) of the process group of collectives that are launched from C++, where that
         can be told.
     ddp: whether the model is DistributedDataParallel, which leaves no backward before its collectives are done.
+    late: collectives that a throttle has recorded.
     """
     spans = [("forward", span) for span in trace.marks.get("forward", [])]
     spans += [("backward", span) for span in _backward(trace)]
@@ -137,6 +144,7 @@ def read(trace: Trace, rank: int, default_group: tuple[int, int] | None, ddp: bo
         done_by=sorted(mark.end for mark in trace.marks.get("closing", [])) if ddp and not trace.on_device else (),
     )
     events = [Event(kind, span.name, rank, span.start, span.end) for kind, span in spans]
+    sends += late
     events += sends
     in_flight = union((event.start, event.end) for event in sends if event.end is not None)
     waits = _device_waits(trace, in_flight) if trace.on_device else _waits(trace, in_flight)

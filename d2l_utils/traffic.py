@@ -24,6 +24,27 @@ _RING = {
 }
 
 
+# Messages that follow one another on that ring, each of which a link's latency delays.
+_HOPS = {
+    "all_reduce": lambda n: 2 * (n - 1),
+    "all_gather": lambda n: n - 1,
+    "reduce_scatter": lambda n: n - 1,
+    "all_to_all": lambda n: n - 1,
+    "broadcast": lambda n: n - 1,
+    "reduce": lambda n: n - 1,
+    "gather": lambda n: n - 1,
+    "scatter": lambda n: n - 1,
+    "send": lambda n: 1,
+    "recv": lambda n: 0,
+    "barrier": lambda n: 2 * (n - 1),
+}
+
+
+def hops_on_ring(name: str, group_size: int) -> int | None:
+    """Messages that follow one another on an ideal ring: 2(N-1) for an all-reduce, N-1 for its halves."""
+    return _HOPS[name](group_size) if name in _HOPS else None
+
+
 def sent_on_ring(name: str, payload: int | None, group_size: int | None) -> float | None:
     """Bytes one rank sends on an ideal ring: 2(N-1)/N payloads for an all-reduce, (N-1)/N for its two halves.
 

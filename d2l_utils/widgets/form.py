@@ -106,7 +106,7 @@ class FormPanel:
         message = str(error)
         name = next((name for name in self.fields if re.match(rf"{name}\b", message)), None)
         for field, slot in self.errors.items():
-            slot.value = _beside(message) if field == name else ""
+            slot.value = parts.beside(message) if field == name else ""
         self.status.value = "" if name else parts.failure(error)
         if self.figures:
             self.pictures.value = f'<div style="opacity:0.45">{self._drawn}</div>'
@@ -115,10 +115,3 @@ class FormPanel:
 
 def _told(words: str) -> str:
     return f'<pre role="status" style="white-space:pre-wrap;line-height:1.4">{html.escape(words)}</pre>'
-
-
-def _beside(message: str) -> str:
-    return (
-        '<div role="alert" style="border-left:4px solid #D55E00;padding:0 0.5em;max-width:17em;line-height:1.3;'
-        f'white-space:normal">{html.escape(message)}</div>'
-    )

@@ -1,6 +1,7 @@
 """A lesson's run behind knobs: release one, the run repeats on real ranks and the figure redraws."""
 
 import inspect
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -53,11 +54,13 @@ class LivePanel:
         self.status = ipywidgets.HTML()
         self.picture = ipywidgets.HTML()
         self.log = ipywidgets.HTML()
+        self.slots = {name: ipywidgets.HTML() for name in self.knobs}
+        cells = [ipywidgets.VBox([control, self.slots[name]]) for name, control in self.knobs.items()]
         bar = ipywidgets.HBox(
-            [*self.knobs.values(), self.again, self.stop_button],
-            layout={"flex_flow": "row wrap", "align_items": "center"},
+            [*cells, self.again, self.stop_button],
+            layout={"flex_flow": "row wrap", "align_items": "flex-start"},
         )
-        # The status, which holds errors, stands right under the knobs.
+        # The status stands right under the knobs; an error that begins with a knob's name, under that knob.
         self.view = ipywidgets.VBox([bar, self.status, self.picture, self.log])
 
         self.result: Any = None
@@ -99,6 +102,10 @@ class LivePanel:
             self._timer.daemon = True
             self._timer.start()
 
+    def show(self, figure: Figure) -> None:
+        """Show another figure of the same run."""
+        self.figure, self.picture.value = figure, parts.image(figure)
+
     def stop(self) -> None:
         """End the run that is on, if any."""
         self._stop.set()
@@ -112,6 +119,7 @@ class LivePanel:
         self.stop()
         for widget in (
             *self.knobs.values(),
+            *self.slots.values(),
             self.again,
             self.stop_button,
             self.status,
@@ -151,6 +159,8 @@ class LivePanel:
         values = self.values
         extra = {"stop": self._stop} if self._takes_stop else {}
         self._switch(running=True)
+        for slot in self.slots.values():
+            slot.value = ""
         self.status.value = parts.running(f"running: {parts.told(values)}" if values else "running")
         self.error, printed = None, _Printed(self.log)
         try:
@@ -192,6 +202,9 @@ class LivePanel:
             still = f"The picture still shows {parts.told(self._shown)}." if self._shown else "The picture is older."
         if self._stop.is_set():
             self.status.value = parts.said(f"stopped: {parts.told(values)}. {still}")
+        elif name := next((name for name in self.knobs if re.match(rf"{name}\b", str(error))), None):
+            self.slots[name].value = parts.beside(str(error))
+            self.status.value = parts.said(still)
         else:
             self.status.value = parts.failure(error, still)
 

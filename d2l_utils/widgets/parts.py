@@ -52,7 +52,7 @@ def knob(name: str, allowed: Any, start: Any = None) -> ipywidgets.Widget:
 
 def image(figure: Figure, dpi: float | None = None) -> str:
     """The figure as an HTML image with a text alternative, drawn at ``dpi`` dots an inch (default: its own)."""
-    data = base64.b64encode(png(figure, dpi)).decode("ascii")
+    data = base64.b64encode(png(figure, dpi, quick=True)).decode("ascii")
     alt = html.escape(getattr(figure, "alt", "[figure]").strip("[]"), quote=True)
     width = round(figure.get_figwidth() * 100)
     return f'<img alt="{alt}" width="{width}" style="max-width:100%" src="data:image/png;base64,{data}">'
@@ -82,6 +82,14 @@ def failure(error: BaseException, still: str = "") -> str:
         '<div role="alert" style="border-left:4px solid #D55E00;padding:0 0.6em;line-height:1.5">'
         f"<b>{html.escape(type(error).__name__)}</b>: {html.escape(first)}{more}"
         f"{f'<div>{html.escape(still)}</div>' if still else ''}</div>"
+    )
+
+
+def beside(message: str) -> str:
+    """An error beside the control that caused it."""
+    return (
+        '<div role="alert" style="border-left:4px solid #D55E00;padding:0 0.5em;max-width:17em;line-height:1.3;'
+        f'white-space:normal">{html.escape(message)}</div>'
     )
 
 

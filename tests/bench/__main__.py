@@ -107,18 +107,12 @@ def first(rounds: int) -> None:
 
 
 def live(rounds: int) -> None:
-    """From a released knob to the redrawn figure: 4 ranks, 5 training steps."""
+    """From a released knob of the cockpit to its redrawn sheet and player: 4 ranks, 5 training steps, two recorded."""
     from chapter19_9 import strategies
-    from chapter19_9.train import train
-    from d2l_utils import launch, plots
-    from d2l_utils.widgets import LivePanel
+    from chapter19_9.cockpit import Cockpit
 
     for name in strategies.STRATEGIES:
-
-        def run(world_size, stop, name=name):
-            return launch(train, strategy=name, steps=5, batch=24, world_size=world_size, output="quiet", stop=stop)
-
-        panel = LivePanel(run, lambda run: plots.curves({"loss": run.results[0].losses}), start={"world_size": 4})
+        panel = Cockpit(world_size=4, strategy=name)
         taken = []
         for _ in range(rounds):
             taken.append(seconds(lambda panel=panel: (panel.release(), panel.wait())))

@@ -298,3 +298,17 @@ def test_a_notebook_gets_one_png_and_the_stable_text(capsys):
     finally:
         InteractiveShell.clear_instance()
     assert [sorted(data) for data in published] == [["image/png", "text/plain"]]
+
+
+def test_several_figures_become_one_and_keep_their_words():
+    one, other = curves({"a": [1, 2]}, title="one"), curves({"b": [1, 2]})
+    sheet = style.together([one, other, one], columns=2, dpi=50)
+    drawn = style.pixels(sheet)
+    part = style.pixels(one, 50)
+    assert drawn.shape == (2 * part.shape[0], 2 * part.shape[1], 3)
+    assert (drawn[: part.shape[0], : part.shape[1]] == part).all()
+    assert (drawn[part.shape[0] :, part.shape[1] :] == 255).all(), "an empty place is white"
+    assert sheet.alt == "[figure: curves; curves; curves]"
+    assert style.png(sheet) and len(style.png(sheet, quick=True)) > 0
+    with pytest.raises(ValueError, match="figures is empty"):
+        style.together([])

@@ -276,3 +276,18 @@ def until(true, seconds=WAIT):
     while not true():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_an_error_that_begins_with_a_knobs_name_stands_beside_that_knob():
+    def run(world_size, size):
+        if size > world_size:
+            raise ValueError(f"size is {size}: it must be <= world_size")
+        return size
+
+    panel = make(run, {"size": range(1, 9)})
+    release(panel, "size", 4)
+    assert "size is 4: it must be &lt;= world_size" in panel.slots["size"].value
+    assert panel.slots["world_size"].value == "" and "alert" not in panel.status.value
+    assert "still shows world size = 2, size = 1" in panel.status.value
+    release(panel, "world_size", 4)
+    assert panel.slots["size"].value == "" and panel.result == 4

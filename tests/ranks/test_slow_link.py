@@ -1,0 +1,64 @@
+"""The table and the slow link on real ranks: exact cells, and step times that the link alone explains."""
+
+import pytest
+
+from chapter19_9.compare import compare
+from chapter19_9.one_picture import text
+from chapter19_9.slow_link import FREE, plan, trained
+from chapter19_9.strategies import STRATEGIES
+from d2l_utils import launch
+from d2l_utils.link import Link
+from d2l_utils.transformer import TransformerConfig
+
+# nothing divides by 3; one weight in two places; one that is not trained
+ODD = TransformerConfig(layers=2, width=18, heads=3, length=13, tied=True, frozen=True)
+SMALL = TransformerConfig(layers=2, width=32, heads=2, length=16)
+SLOW = Link(bandwidth=1e6, latency=1e-4)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return compare(world_sizes=(3,), config=ODD, steps=3, batch=6)
+
+
+@pytest.fixture(scope="module")
+def slowed():
+    links = [FREE, SLOW]
+    settings = {"config": SMALL, "steps": 4, "batch": 4, "world_size": 2, "output": "quiet"}
+    return {name: launch(trained, strategy=name, links=links, **settings).results for name in ("ddp", "zero3")}
+
+
+def test_every_state_and_every_logical_byte_is_the_formulas(rows):
+    assert [row.strategy for row in rows] == list(STRATEGIES)
+    for row in rows:
+        assert row.held_error == row.between_error == row.sent_error == 0, row
+        assert row.counts == row.counts_formula, row
+        assert row.peak >= row.at_peak.total >= row.held.parameters, row
+    assert text(rows).count(" = ") + text(rows).count(" =\n") + text(rows).endswith("=") == 7 * len(rows)
+
+
+def test_the_wire_carries_what_gloos_algorithms_say_and_not_the_logical_bytes(rows):
+    by_name = {row.strategy: row for row in rows}
+    for row in rows:
+        if row.wire is not None and row.sent:
+            headers = 10_000  # 48 bytes a message
+            assert row.on_gloo <= row.wire <= row.on_gloo + headers, row
+    assert by_name["ddp"].on_gloo == by_name["ddp"].sent
+    for name in ("zero1", "zero3", "fsdp1", "fsdp2"):
+        assert by_name[name].on_gloo > 1.25 * by_name[name].sent
+
+
+def test_a_slow_step_is_as_long_as_its_plan_says_or_longer(slowed):
+    """Not shorter than what the link alone takes: a busy machine only adds to it."""
+    for name, ranks in slowed.items():
+        for rank in ranks:
+            free, slow = rank
+            assert free.losses == slow.losses
+            assert free.charged == 0
+            made = plan(free)
+            assert made.seconds(FREE) == pytest.approx(free.step_seconds)
+            assert made.charged(SLOW) == pytest.approx(slow.charged)
+            assert made.seconds(SLOW) >= slow.charged
+            assert slow.step_seconds >= slow.charged * (0.999 if name == "zero3" else 0.5)
+    sent = {name: ranks[0][1].charged for name, ranks in slowed.items()}
+    assert sent["zero3"] > 1.4 * sent["ddp"]
