@@ -196,7 +196,7 @@ def test_rows_come_as_they_are_measured(monkeypatch):
     came = []
 
     def launched(function, **settings):
-        came.append((settings["strategy"], settings["world_size"]))
+        came.append((*settings["strategies"], settings["world_size"]))
         return launch(function, **settings)
 
     monkeypatch.setattr("d2l_utils.launch", launched)

@@ -7,7 +7,10 @@ _SETTING = "a setting, made up for the experiment that follows"
 _SAYING = "no quantity"
 
 COVERED: dict[str, dict[str, str]] = {
-    "00": {"processes that train together, numbered from 0": "definition"},
+    "00": {
+        "processes that train together, numbered from 0": "definition",
+        "100 words or 10 lines of code a minute": "the rule by which test_map computes the column",
+    },
     "01": {
         "AdamW with learning rate 0.001": "train's default: test_what_libraries_do_by_default",
         "the answer is twice the learning rate": "the next cell prints 0.0020, after 'after step 1'",
