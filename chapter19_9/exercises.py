@@ -97,6 +97,20 @@ def _predicted(results: list[Any], n: int) -> str | None:
     return None
 
 
+def _held(wanted: Callable[[int, int], int]) -> Judge:
+    """Each rank r of n returns (predicted, measured), and both are wanted(r, n)."""
+
+    def judge(results: list[Any], n: int) -> str | None:
+        for rank, (predicted, measured) in enumerate(results):
+            if predicted != measured:
+                return f"rank {rank} predicted {predicted} and measured {measured}"
+            if measured != wanted(rank, n):
+                return f"rank {rank} measured {measured}, expected {wanted(rank, n)}"
+        return None
+
+    return judge
+
+
 def _window(results: list[Any], n: int) -> str | None:
     """Each rank returns (gradient, all-reduces): the mean of 0 .. 4n - 1, and one."""
     for rank, (gradient, count) in enumerate(results):
@@ -154,6 +168,10 @@ EXERCISES = {
     "optimizer bytes": Exercise((1, 2), _predicted),
     # 19.9.5: which elements of a flat vector of ten are this rank's
     "my shard": Exercise((1, 2, 3, 4, 8), _shards_of_ten),
+    # 19.9.8: numbers of Linear(30, 7) that each rank holds as a share of one flat vector
+    "flat shard": Exercise((1, 2, 3), _held(lambda rank, n: -(-217 // n))),
+    # 19.9.9: the same, dealt out by rows: 7 rows of 30 + 1 numbers in chunks of ceil(7 / n)
+    "rows": Exercise((1, 2, 4), _held(lambda rank, n: 31 * len(range(7)[rank * -(-7 // n) :][: -(-7 // n)]))),
     # 19.9.12: predicted and measured bytes at the fullest moment of DDP's step
     "peak": Exercise((1, 2), _peak),
     # 19.9.6: each rank has a shard of W's rows (rank r: one row of r + 1); y = W x for x of ones, on every rank, summed

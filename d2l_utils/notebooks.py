@@ -1,6 +1,7 @@
 """Builds notebooks from MyST Markdown: runs every cell, normalises, stores the result with its outputs.
 
     python -m d2l_utils.notebooks build [NAME ...]    run and store; all, or those whose names begin with NAME
+    python -m d2l_utils.notebooks text [NAME ...]     run nothing; store the text around the outputs that are there
     python -m d2l_utils.notebooks check [NAME ...]    run nothing; say where a stored notebook breaks a rule
 
 A section is one file, `NN-name.md`, that becomes `notebooks/NN-name.ipynb`. `+++` on a line of its own
@@ -20,7 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from d2l_utils.notebook_form import WIDGET_VIEW, normalise
+from d2l_utils.notebook_form import WIDGET_VIEW, normalise, tags
 from d2l_utils.notebook_rules import disagreements, problems
 
 _CELL_TIMEOUT = 300  # seconds
@@ -133,11 +134,41 @@ def build(section: Path, target: Path, root: Path) -> bool:
     Raises:
         BuildError: see `execute`; or a rule of `notebook_rules` is broken.
     """
-    import nbformat
-
     target.parent.mkdir(parents=True, exist_ok=True)
     notebook = read_section(section)
     execute(notebook, target.parent, name=section.name)
+    return _store(notebook, section, target, root)
+
+
+def renew_text(section: Path, target: Path, root: Path) -> bool:
+    """Stores a section's text around the outputs that its notebook holds, running nothing; says whether it changed.
+
+    Args:
+        section: the MyST Markdown file.
+        target: its .ipynb file.
+        root: the checkout.
+
+    Raises:
+        BuildError: the notebook does not exist; a code cell or its tags were changed, added, removed or moved,
+            so that the outputs would belong to other code; or a rule of `notebook_rules` is broken.
+    """
+    if not target.exists():
+        raise BuildError(f"{section.name}: {target.name} was never built; build it")
+    notebook = read_section(section)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    stored = [cell for cell in read_notebook(target).cells if cell.cell_type == "code"]
+    if len(cells) != len(stored):
+        raise BuildError(f"{section.name}: the text has {len(cells)} code cells, the notebook {len(stored)}; build it")
+    for number, (cell, ran) in enumerate(zip(cells, stored, strict=True), start=1):
+        if (cell.source, tags(cell)) != (ran.source, tags(ran)):
+            raise BuildError(_about(section.name, number, cell, "is not the code cell that ran; build the lesson"))
+        cell.outputs, cell.execution_count = ran.outputs, ran.execution_count
+    return _store(notebook, section, target, root)
+
+
+def _store(notebook: Any, section: Path, target: Path, root: Path) -> bool:
+    import nbformat
+
     normalise(notebook, root)
     if wrong := problems(notebook):  # not the links: the next lesson may not be built yet
         raise BuildError("\n".join(f"{section.name}: {problem}" for problem in wrong))
@@ -184,7 +215,7 @@ def _sections_folder(root: Path) -> Path:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m d2l_utils.notebooks", description="Build and check notebooks.")
-    parser.add_argument("action", choices=["build", "check"])
+    parser.add_argument("action", choices=["build", "text", "check"])
     parser.add_argument("names", nargs="*", help="how a section's name begins, such as 02; all if none is given")
     parser.add_argument("--sections", type=Path, help="folder of the sections; the only */sections if left out")
     parser.add_argument("--notebooks", type=Path, default=Path("notebooks"), help="folder of the notebooks")
@@ -201,8 +232,8 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             wrong = []
             try:
-                changed = build(section, target, root)
-                state = "built" if changed else "unchanged"
+                changed = (build if options.action == "build" else renew_text)(section, target, root)
+                state = {"build": "built", "text": "text renewed"}[options.action] if changed else "unchanged"
                 print(f"{section.stem}: {state}, {time.monotonic() - began:.0f} s", flush=True)
             except BuildError as error:
                 wrong = [str(error)]

@@ -1,5 +1,6 @@
 """A step as it happened: what each rank computed and what it sent, and how much of the sending was hidden."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -51,7 +52,7 @@ def timeline(events_by_rank: Any, *, title: str | None = None, ranks: int = 4) -
         label: max(1.0, _LANE * (1 + max((lane for _, lane in lanes), default=0))) for label, lanes in placed.items()
     }
     tall = sum(1 + deep + _GAP for deep in depth.values())
-    picture, (axes,) = style.picture("timeline of one step", 1.05 + 0.29 * tall)
+    picture, (axes,) = style.picture("timeline of one step", 1 + 0.3 * tall)
     kinds = {e.kind for events in shown.values() for e in events if e.end is not None and e.kind in _COMPUTE}
     short_names: set[str] = set()
     base = tall
@@ -62,10 +63,9 @@ def timeline(events_by_rank: Any, *, title: str | None = None, ranks: int = 4) -
         hidden, exposed, _ = hidden_and_exposed(events)
         words = f"{_ms(hidden)} ms hidden\n{_ms(exposed)} ms exposed" if placed[label] else "no communication"
         axes.text(1.015, base, words, transform=axes.get_yaxis_transform(), fontsize=8.5, va="center")
-        at_left: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "va": "center", "ha": "right"}
-        axes.text(-0.085, base, label, fontsize=9, fontweight="bold", **at_left)
-        axes.text(-0.01, base + 0.5, "compute", fontsize=7.5, color=style.MUTED, **at_left)
-        axes.text(-0.01, base - min(depth[label], 1.2) / 2, "comm.", fontsize=7.5, color=style.MUTED, **at_left)
+        _at_left(axes, base, label, 46, fontsize=9, fontweight="bold")
+        _at_left(axes, base + 0.5, "compute", 5, fontsize=7.5, color=style.MUTED)
+        _at_left(axes, base - min(depth[label], 1.2) / 2, "comm.", 5, fontsize=7.5, color=style.MUTED)
         if row:
             axes.axhline(base + 1 + _GAP / 2, color=style.RULE, lw=0.8)
         base -= depth[label]
@@ -76,9 +76,19 @@ def timeline(events_by_rank: Any, *, title: str | None = None, ranks: int = 4) -
     left_out = f"  ({len(rows) - len(shown)} more ranks not drawn)" if len(rows) > len(shown) else ""
     axes.set_xlabel(f"ms since the step began{left_out}", fontsize=9)
     initials = [Patch(fc="none", ec="none", label=name) for name in sorted(short_names)]
-    style.key(picture, _handles(kinds, any(placed.values())) + initials, columns=4)
+    handles = _handles(kinds, any(placed.values())) + initials
+    picture.set_figheight(0.95 + 0.3 * tall + 0.19 * math.ceil(len(handles) / 4))
+    style.key(picture, handles, columns=4)
     style.title(picture, title)
     return picture
+
+
+def _at_left(axes: Any, y: float, words: str, points: float, **text: Any) -> None:
+    """Words that end so many typographic points left of the lanes."""
+    axes.annotate(
+        words, (0, y), xycoords=axes.get_yaxis_transform(), xytext=(-points, 0), textcoords="offset points",
+        va="center", ha="right", **text,
+    )  # fmt: skip
 
 
 def _compute(axes: Any, events: Sequence[Event], base: float, end: float) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from d2l_utils.notebooks import BuildError, build, check, main, read_notebook
+from d2l_utils.notebooks import BuildError, build, check, main, read_notebook, renew_text
 
 HEAD = """
 ---
@@ -111,6 +111,38 @@ def test_an_error_that_is_meant_is_stored(book: Book) -> None:
     assert (output.ename, output.evalue) == ("ValueError", "why")
 
 
+def test_text_is_renewed_around_outputs_that_stay(book: Book) -> None:
+    with pytest.raises(BuildError, match="never built"):
+        renew_text(book.section, book.notebook, book.root)
+    book.write("import time\ntime.time_ns()", tags="nbval-ignore-output")
+    book.section.write_text(book.section.read_text() + "\n```{code-cell} python\nprint(2)\n```\n")
+    book.build()
+    (_, *ran) = read_notebook(book.notebook).cells
+    assert not renew_text(book.section, book.notebook, book.root)
+    book.section.write_text(book.section.read_text().replace("# A lesson", "# Another\n\n+++\n\nMore."))
+    assert renew_text(book.section, book.notebook, book.root)
+    title, more, *kept = read_notebook(book.notebook).cells
+    assert (title.source, more.source) == ("# Another", "More.")
+    assert kept == ran  # the clock did not move: nothing was run
+    assert check(book.section, book.notebook) == []
+
+
+def test_text_is_not_renewed_around_other_code(book: Book) -> None:
+    book.write("print(1)", "print(2)")
+    book.build()
+    stored = book.notebook.read_bytes()
+    for cells, marks, message in (
+        (["print(1)", "print(3)"], "", r"cell 2:\n    print\(3\)\nis not the code cell that ran"),
+        (["print(2)", "print(1)"], "", "cell 1:"),
+        (["print(1)", "print(2)"], "world-size", "cell 1:"),
+        (["print(1)"], "", "the text has 1 code cells, the notebook 2"),
+    ):
+        book.write(*cells, tags=marks)
+        with pytest.raises(BuildError, match=message):
+            renew_text(book.section, book.notebook, book.root)
+    assert book.notebook.read_bytes() == stored
+
+
 def test_the_command_line(book: Book, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(book.root)
     book.write("print(1)")
@@ -118,6 +150,8 @@ def test_the_command_line(book: Book, capsys: pytest.CaptureFixture[str], monkey
     assert capsys.readouterr().out == "01-lesson: 01-lesson.ipynb was never built\n"
     assert main(["build", "01"]) == 0
     assert capsys.readouterr().out.startswith("01-lesson: built")
+    assert main(["text", "01"]) == 0
+    assert capsys.readouterr().out.startswith("01-lesson: unchanged")
     assert main(["check", "01-lesson.md"]) == 0
     (book.root / "notebooks" / "02-extra.ipynb").write_text("{}")
     assert main(["check"]) == 1
