@@ -49,6 +49,7 @@ COVERED: dict[str, dict[str, str]] = {
         "seven rows of 30": _EXERCISE,
     },
     "10": {
+        "half as long again as planned": "printed above it: ZeRO-3 / DDP = 1.50",
         "One operation in two halves": _SAYING,
         "a gradient of 4.8 MB": "1,200,000 numbers of 4 bytes in the cell",
         "each of the two halves": _SAYING,

@@ -25,7 +25,6 @@ MISCONCEPTIONS = {
     "More ranks always help.": ("12", "Break it"),
 }
 PARTS = ("Symptom", "Diagnosis", "Cure")
-SHORT = {"All stages send the same bytes."}  # stands beside another one, whose symptom and diagnosis are its own
 
 
 def under(section: Any, heading: str) -> list[Any]:
@@ -50,4 +49,4 @@ def test_a_misconception_is_run_and_has_a_symptom_and_a_cure(claim: str) -> None
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     assert f'**"{claim}"**' in text
     after = text.split(f'**"{claim}"**')[1].split('**"')[0]
-    assert [word for word in PARTS if f"**{word}**" not in after] == ([], ["Symptom", "Diagnosis"])[claim in SHORT]
+    assert [word for word in PARTS if f"**{word}**" not in after] == []
