@@ -40,6 +40,7 @@ COVERED: dict[str, dict[str, str]] = {
         "each gathered twice and reduced once": "printed above: 10 all-gathers and 5 reduce-scatters of 5 units",
         "is half of DDP's here": "printed below: at rest 1,889,300 of 3,778,756 B at N = 2",
         "gathers twice and scatters once": "printed: 3.00 x (N-1)/N Psi",
+        "half as much again": "printed: 3.00 against DDP's 2, which 19.9.4 measures",
         "Sharded twice, they would": "a consequence; tied weights trained: the cell above",
         "PyTorch has this built in, twice": _SAYING,
     },
