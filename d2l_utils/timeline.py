@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
@@ -103,17 +104,38 @@ def _communication(
 ) -> set[str]:
     """Draw below `base`; returns the initials that stand for a name that did not fit."""
     short_names = set()
+    boxes: dict[tuple[str, str], list[Any]] = {_HIDDEN[1:]: [], _EXPOSED[1:]: []}
     high = 1.0 if all(lane == 0 for _, lane in placed) else _LANE
     for event, lane in placed:
         span = (event.start, event.end or event.start)
         y = base - high * (lane + 1)
-        for part in intersection([span], busy):
-            _block(axes, part, y, *_HIDDEN[1:], "", end, high)
-        for part in difference([span], busy):
-            _block(axes, part, y, *_EXPOSED[1:], "", end, high)
+        hidden = _without_gaps(intersection([span], busy), end * 1e-3 / 300)
+        boxes[_HIDDEN[1:]] += [_box(part, y, high) for part in hidden]
+        boxes[_EXPOSED[1:]] += [_box(part, y, high) for part in difference([span], hidden)]
         if _outline(axes, event.name, span, y, end, high) == _initials(event.name):
             short_names.add(f"{_initials(event.name)}  {event.name}")
+    for (colour, hatch), corners in boxes.items():  # all at once: one by one takes seconds
+        parts = PolyCollection(corners, facecolors=colour, edgecolors="white", hatch=hatch, linewidths=0.6, zorder=0.9)
+        axes.add_collection(parts)
     return short_names
+
+
+def _box(span: Interval, y: float, high: float) -> list[tuple[float, float]]:
+    """Corners, in milliseconds and lanes."""
+    start, stop = span[0] * 1e3, span[1] * 1e3
+    return [(start, y), (stop, y), (stop, y + high), (start, y + high)]
+
+
+def _without_gaps(parts: Sequence[Interval], gap: float) -> list[Interval]:
+    """The parts, joined over gaps that are too short to be seen: fifty collectives that are under way together would
+    be cut into thousands of slivers."""
+    joined: list[Interval] = []
+    for start, stop in parts:
+        if joined and start - joined[-1][1] < gap:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return joined
 
 
 def _ms(seconds: float) -> str:

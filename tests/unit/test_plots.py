@@ -180,10 +180,9 @@ def test_timeline_splits_collectives_into_hidden_and_exposed():
     from matplotlib.colors import to_hex
 
     widths: dict[str, float] = {}
-    for patch in figure.axes[0].patches:
-        if patch.get_facecolor()[3]:
-            colour = to_hex(patch.get_facecolor()).upper()
-            widths[colour] = widths.get(colour, 0) + patch.get_width()
+    for parts in figure.axes[0].collections:
+        colour = to_hex(parts.get_facecolor()[0]).upper()
+        widths[colour] = widths.get(colour, 0) + sum(path.get_extents().width for path in parts.get_paths())
     assert widths[style.VERMILION] == pytest.approx(20)
     assert widths["#E6B8D0"] == pytest.approx(35)
     assert "ms since the step began" in texts
