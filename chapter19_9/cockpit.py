@@ -51,7 +51,7 @@ KNOBS: dict[str, Any] = {
     "checkpointing": False,
     "bandwidth": list(BANDWIDTHS),
 }
-START = {"strategy": "ddp", "batch": 24, "blocks": 4, "width": 64}
+START = {"strategy": "ddp", "batch": 24, "blocks": 2, "width": 64}
 
 
 @dataclass(frozen=True)

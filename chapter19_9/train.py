@@ -27,7 +27,17 @@ from chapter19_9.checks import check_batch, check_gradients, check_optimizer, mi
 from chapter19_9.precision import Mixed, checkpoint_blocks
 from chapter19_9.recorded import Recorded, unsharded
 from chapter19_9.strategies.shards import global_norm
-from chapter19_9.watching import bucket_bytes, digest_of, mean_over_ranks, now, recorder, where, whole
+from chapter19_9.watching import (
+    bucket_bytes,
+    digest_of,
+    mean_over_ranks,
+    now,
+    on_any_rank,
+    own_digest,
+    recorder,
+    where,
+    whole,
+)
 from d2l_utils.agree import largest_difference, ranks_agree
 from d2l_utils.memory import Held, held
 from d2l_utils.text import sequences
@@ -183,7 +193,8 @@ def train(
     backward = partial(module.backward, model) if hasattr(module, "backward") else Tensor.backward
     pause = getattr(module, "accumulating", None)
     pausing = nullcontext if pause is None or sync_every else lambda: pause(model)
-    before = digest_of(weights_of())
+    own_weights = kept_of or nn.Module.parameters
+    before = own_digest(own_weights(model))
 
     kept: dict[str, list[float]] = {name: [] for name in ("losses", "local", "norms", "seconds", "differences")}
     recording, peak, saved, lifecycle = None, None, None, None
@@ -216,6 +227,7 @@ def train(
         kept["norms"].append(gradient_norm(model, parts) if norm is None else norm)
         if differences:
             kept["differences"].append(largest_difference([tensor for _, tensor in weights_of()]))
+    changed = on_any_rank(own_digest(own_weights(model)) != before, device)
     after = digest_of(weights_of())
     return Result(
         strategy=strategy,
@@ -228,7 +240,7 @@ def train(
         differences=kept["differences"],
         held=states(gradients=parts(model) if parts else ()),
         agree=ranks_agree([torch.frombuffer(bytearray(after), dtype=torch.uint8).to(device)]),
-        changed=after != before,
+        changed=changed,
         recording=recording,
         peak=peak,
         saved=saved,

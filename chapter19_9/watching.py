@@ -59,6 +59,21 @@ def digest_of(tensors: Iterable[tuple[str, Tensor]]) -> bytes:
     return hashlib.sha256(b"".join(digest([tensor]) for _, tensor in tensors)).digest()
 
 
+def own_digest(tensors: Iterable[Tensor]) -> bytes:
+    """The same of what this rank holds of them: nothing is gathered."""
+    own = (getattr(tensor, "to_local", lambda tensor=tensor: tensor)() for tensor in tensors)
+    return hashlib.sha256(b"".join(digest([tensor.detach()]) for tensor in own)).digest()
+
+
+def on_any_rank(yes: bool, device: torch.device) -> bool:
+    """Whether it is so on at least one rank. Every rank must call it."""
+    if not dist.is_initialized():
+        return yes
+    answer = torch.tensor(int(yes), device=device)
+    dist.all_reduce(answer, dist.ReduceOp.MAX)
+    return bool(answer)
+
+
 def bucket_bytes(model: nn.Module) -> int:
     """Bytes of DDP's buckets, which stay when the gradients that are views of them are forgotten."""
     if not isinstance(model, nn.parallel.DistributedDataParallel):
