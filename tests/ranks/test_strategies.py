@@ -202,7 +202,8 @@ def test_peaks_inside_the_step_are_ordered_as_the_theory_says():
     results = run(ranks.train_all, 2, record_step=2, allocations=True, **settings)
     peak = {name: max(result[name][0].peak for result in results) for name in results[0]}
     held = {name: results[0][name][0].held for name in results[0]}
-    # FSDP's own varies by a block or so from run to run: gloo's threads let go of tensors when they come to it
+    # FSDP's own varies by some blocks from rank to rank: gloo's threads let go of tensors when they come to it
+    least = {name: min(result[name][0].peak for result in results) for name in results[0]}
     for lower, higher in [
         ("zero1", "ddp"),
         ("zero2", "zero1"),
@@ -211,7 +212,7 @@ def test_peaks_inside_the_step_are_ordered_as_the_theory_says():
         ("fsdp2_no_reshard", "fsdp2_root_only"),
         ("fsdp1", "fsdp1_grad_op"),
     ]:
-        assert peak[lower] < peak[higher], (lower, higher, peak)
+        assert least[lower] < least[higher], (lower, higher, least)
     # the optimizer's share is the only difference between these two, at the peak as well
     one, other = (max(result[name][0].held.optimizer for result in results) for name in ("ddp", "zero_redundancy"))
     assert peak["ddp"] - peak["zero_redundancy"] == one - other
