@@ -46,6 +46,17 @@ def micro_batches(
     return [[own // accumulation + (i < own % accumulation) for i in range(accumulation)] for own in samples]
 
 
+def check_steps(steps: int, record_step: int | None, lifecycle_step: int | None) -> None:
+    """ValueError when there are no steps, or one that is to be recorded is not among them; a step is recorded for
+    one purpose."""
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"steps is {steps!r}: it must be a whole number of at least 1")
+    if record_step is not None and record_step not in range(steps):
+        raise ValueError(f"record_step is {record_step!r}: it must be from 0 to {steps - 1}, or None")
+    if lifecycle_step is not None and (lifecycle_step not in range(steps) or lifecycle_step == record_step):
+        raise ValueError(f"lifecycle_step is {lifecycle_step!r}: it must be a step of its own from 0 to {steps - 1}")
+
+
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     """ValueError unless the optimizer holds the parameters that the model has now, or the shards that stand
     for them: made too early, it trains old ones."""

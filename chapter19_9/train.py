@@ -23,17 +23,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from chapter19_9 import combining, strategies
-from chapter19_9.checks import check_batch, check_gradients, check_optimizer, micro_batches
+from chapter19_9.checks import check_batch, check_gradients, check_optimizer, check_steps, micro_batches
 from chapter19_9.precision import Mixed, checkpoint_blocks
 from chapter19_9.recorded import Recorded, unsharded
 from chapter19_9.strategies.shards import global_norm
 from chapter19_9.watching import (
+    at_hand,
     bucket_bytes,
     digest_of,
     mean_over_ranks,
     now,
     on_any_rank,
-    own_digest,
     recorder,
     where,
     whole,
@@ -158,12 +158,7 @@ def train(
         options=settings,
     )
     mine = micro_batches(batch, n, accumulation, samples)
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"steps is {steps!r}: it must be a whole number of at least 1")
-    if record_step is not None and record_step not in range(steps):
-        raise ValueError(f"record_step is {record_step!r}: it must be from 0 to {steps - 1}, or None")
-    if lifecycle_step is not None and (lifecycle_step not in range(steps) or lifecycle_step == record_step):
-        raise ValueError(f"lifecycle_step is {lifecycle_step!r}: it must be a step of its own from 0 to {steps - 1}")
+    check_steps(steps, record_step, lifecycle_step)
     if lifecycle_step is not None and (precision != "fp32" or accumulation > 1 or checkpointing):
         raise ValueError(f"lifecycle_step is {lifecycle_step}: a lifecycle is of one pass in fp32, not checkpointed")
     module, mixed = facts.load(), Mixed(precision, facts, device)
@@ -194,7 +189,7 @@ def train(
     pause = getattr(module, "accumulating", None)
     pausing = nullcontext if pause is None or sync_every else lambda: pause(model)
     own_weights = kept_of or nn.Module.parameters
-    before = own_digest(own_weights(model))
+    before = digest_of(at_hand(own_weights(model)))
 
     kept: dict[str, list[float]] = {name: [] for name in ("losses", "local", "norms", "seconds", "differences")}
     recording, peak, saved, lifecycle = None, None, None, None
@@ -227,8 +222,8 @@ def train(
         kept["norms"].append(gradient_norm(model, parts) if norm is None else norm)
         if differences:
             kept["differences"].append(largest_difference([tensor for _, tensor in weights_of()]))
-    changed = on_any_rank(own_digest(own_weights(model)) != before, device)
-    after = digest_of(weights_of())
+    changed = on_any_rank(digest_of(at_hand(own_weights(model))) != before, device)
+    after = digest_of(tensor for _, tensor in weights_of())
     return Result(
         strategy=strategy,
         rank=rank,

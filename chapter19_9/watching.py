@@ -54,15 +54,15 @@ def whole(model: nn.Module, gradients: bool = False) -> Iterator[tuple[str, Tens
             yield name, tensor
 
 
-def digest_of(tensors: Iterable[tuple[str, Tensor]]) -> bytes:
+def at_hand(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """What this rank has of them: of a DTensor its shard. Nothing is gathered."""
+    for tensor in tensors:
+        yield getattr(tensor, "to_local", lambda tensor=tensor: tensor)().detach()
+
+
+def digest_of(tensors: Iterable[Tensor]) -> bytes:
     """32 bytes that tell these exact tensors from others; looks at one at a time."""
-    return hashlib.sha256(b"".join(digest([tensor]) for _, tensor in tensors)).digest()
-
-
-def own_digest(tensors: Iterable[Tensor]) -> bytes:
-    """The same of what this rank holds of them: nothing is gathered."""
-    own = (getattr(tensor, "to_local", lambda tensor=tensor: tensor)() for tensor in tensors)
-    return hashlib.sha256(b"".join(digest([tensor.detach()]) for tensor in own)).digest()
+    return hashlib.sha256(b"".join(digest([tensor]) for tensor in tensors)).digest()
 
 
 def on_any_rank(yes: bool, device: torch.device) -> bool:
