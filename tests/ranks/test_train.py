@@ -209,3 +209,17 @@ def test_it_runs_without_a_process_group():
     result = train("single", CONFIG, steps=2, batch=4)
     assert (result.rank, result.world_size, result.agree, result.changed) == (0, 1, True, True)
     assert result.losses == result.local_losses
+
+
+def still(strategies):
+    """Whether each strategy says that training changed the weights, when the learning rate lets nothing change."""
+    return {
+        name: train(name, TransformerConfig(layers=1, width=16, heads=2, length=8), steps=2, batch=4, lr=0.0).changed
+        for name in strategies
+    }
+
+
+def test_a_training_that_changes_nothing_says_so():
+    names = ("ddp", "zero1", "zero3", "zero_redundancy", "fsdp1", "fsdp2")
+    for found in launch(still, world_size=2, output="quiet", strategies=names).results:
+        assert found == dict.fromkeys(names, False)
