@@ -25,7 +25,7 @@ from chapter19_9.checks import check_batch
 from chapter19_9.combining import PRECISIONS, check
 from chapter19_9.lifecycle import frames
 from chapter19_9.strategies import STRATEGIES
-from chapter19_9.theory import STATES, States
+from chapter19_9.theory import STATES, States, fullest
 from chapter19_9.train import train
 from d2l_utils import launch, plots
 from d2l_utils.figure import together
@@ -74,13 +74,13 @@ class Flown:
     @property
     def held(self) -> States:
         """Model states at rest on the fullest rank."""
-        return _most(result.held for result in self.run.results)
+        return fullest(result.held for result in self.run.results)
 
     @property
     def held_formula(self) -> States:
         shapes = theory.shapes(self.config)
         precision = self.values["precision"]
-        return _most(theory.exact_memory(self.values["strategy"], shapes, self.run.world_size, precision))
+        return fullest(theory.exact_memory(self.values["strategy"], shapes, self.run.world_size, precision))
 
     @property
     def sent(self) -> float:
@@ -256,11 +256,6 @@ def _told(flown: Flown) -> str:
     held = all(getattr(flown.held, name) == getattr(flown.held_formula, name) for name in STATES)
     sent = abs(flown.sent - flown.sent_formula) <= 1e-9 * max(flown.sent_formula, 1.0)
     return f"{flown.values['strategy']}: states at rest equal the formula: {held}, bytes sent: {sent}"
-
-
-def _most(ranks: Any) -> States:
-    held = list(ranks)
-    return States(*(max(getattr(each, name) or 0 for each in held) for name in STATES))
 
 
 def _first(choices: Any) -> Any:

@@ -12,10 +12,10 @@ from __future__ import annotations
 import argparse
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from chapter19_9 import signature, theory
 from chapter19_9.strategies import OPTIONAL, STRATEGIES, get
@@ -158,10 +158,10 @@ def _row(ranks: list[tuple[Result, Snapshots | None]], reference: list[float], s
     return Row(
         strategy=first.strategy,
         world_size=n,
-        held=_most(result.held for result in results),
-        held_formula=_most(theory.exact_memory(first.strategy, shapes, n)),
-        between=_most(snap.between for snap in snaps) if snaps else None,
-        between_formula=_most(signature.between(first.strategy, shapes, n)) if snaps else None,
+        held=theory.fullest(result.held for result in results),
+        held_formula=theory.fullest(theory.exact_memory(first.strategy, shapes, n)),
+        between=theory.fullest(snap.between for snap in snaps) if snaps else None,
+        between_formula=theory.fullest(signature.between(first.strategy, shapes, n)) if snaps else None,
         sent=sum(event.sent_bytes for event in events) / n,
         sent_formula=theory.exact_volume(first.strategy, shapes, n),
         counts=dict(Counter(sending)),
@@ -169,18 +169,12 @@ def _row(ranks: list[tuple[Result, Snapshots | None]], reference: list[float], s
         on_gloo=None if None in on_gloo else sum(on_gloo) / n,
         wire=None if None in wires else sum(wires) / n,
         peak=max(result.peak or 0 for result in results),
-        at_peak=_most(snap.at_peak for snap in snaps) if snaps else None,
+        at_peak=theory.fullest(snap.at_peak for snap in snaps) if snaps else None,
         losses=tuple(first.losses),
         loss_error=max(map(_error, first.losses, reference)),
         agree=all(result.agree for result in results),
         seconds=median(timed) if timed else None,
     )
-
-
-def _most(ranks: Iterable[Any]) -> theory.States:
-    """Each state's bytes on the rank that has most of it."""
-    held = list(ranks)
-    return theory.States(*(max(getattr(each, name) or 0 for each in held) for name in STATES))
 
 
 def _error(measured: float, expected: float) -> float:

@@ -9,9 +9,9 @@ the number of data-parallel ranks. Communication is logical: what each rank send
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from chapter19_9.combining import elements
 from chapter19_9.pieces import Shape, pieces_of
@@ -32,6 +32,7 @@ __all__ = [
     "combinations",
     "exact_memory",
     "exact_volume",
+    "fullest",
     "global_batch",
     "memory",
     "mixed_precision_states",
@@ -107,6 +108,12 @@ def paper_table(
             one, two, three = (memory(stage, mixed_precision_states(count), n).total / 1e9 for stage in stages)
             rows.append((count, n, one, two, three))
     return rows
+
+
+def fullest(ranks: Iterable[Any]) -> States:
+    """Each state's bytes on the rank that has most of it; of ``States``, or of what ``d2l_utils.memory.held`` measured."""
+    held = list(ranks)
+    return States(*(max(getattr(each, name) or 0 for each in held) for name in STATES))
 
 
 def memory(strategy: Strategy | str, states: States, n: int) -> States:
