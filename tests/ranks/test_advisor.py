@@ -6,10 +6,11 @@ the units that are still held. The rank with the least is what the strategy take
 
 import pytest
 
-from chapter19_9 import cost, theory
-from chapter19_9.advisor import Question, candidates
-from chapter19_9.lines import write
-from chapter19_9.presets import of_toy
+from chapter19_9 import theory
+from chapter19_9.choosing import cost
+from chapter19_9.choosing.advisor import Question, candidates
+from chapter19_9.choosing.lines import write
+from chapter19_9.choosing.presets import of_toy
 from chapter19_9.strategies import STRATEGIES
 from chapter19_9.train import train
 from d2l_utils import launch

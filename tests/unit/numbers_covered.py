@@ -79,5 +79,5 @@ COVERED: dict[str, dict[str, str]] = {
         "16 vectors of the width": _EXERCISE,
         "with 70 billion parameters": _EXERCISE,
     },
-    "13": {"A bandwidth of 20 MB/s": _SETTING},
+    "14": {"A bandwidth of 20 MB/s": _SETTING},
 }

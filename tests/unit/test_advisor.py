@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from chapter19_9 import advice_view, cost, theory
-from chapter19_9.advisor import Question, advise, candidates, main, weigh
-from chapter19_9.cost import BF16, FP32, HABITS, PARTS
-from chapter19_9.lines import SHORT, write
-from chapter19_9.presets import PRESETS, Model, of_toy, own
+from chapter19_9 import theory
+from chapter19_9.choosing import cost, view
+from chapter19_9.choosing.advisor import Question, advise, candidates, main, weigh
+from chapter19_9.choosing.cost import BF16, FP32, HABITS, PARTS
+from chapter19_9.choosing.lines import SHORT, write
+from chapter19_9.choosing.presets import PRESETS, Model, of_toy, own
+from chapter19_9.choosing.what_if import fewest_ranks, largest, memory_for
 from chapter19_9.strategies import STRATEGIES
-from chapter19_9.what_if import fewest_ranks, largest, memory_for
 from d2l_utils.figure import png
 from d2l_utils.record import record
 from d2l_utils.text import sequences
@@ -264,9 +265,9 @@ def test_the_command_prints_the_answer_and_names_what_it_refuses(capsys):
 @pytest.mark.parametrize("changes", [{"memory": 1000.0}, {"model": "megatron-1t"}, {"devices": 1, "memory": 10.0}])
 def test_pictures_of_every_kind_of_answer(changes):
     answer = ask(**changes)
-    for figure in (advice_view.flow_of(answer), advice_view.bars_of(answer)):
+    for figure in (view.flow_of(answer), view.bars_of(answer)):
         assert png(figure, 50)[:4] == b"\x89PNG"
-    flow, bars = advice_view.flow_of(answer), advice_view.bars_of(answer)
+    flow, bars = view.flow_of(answer), view.bars_of(answer)
     words = [text.get_text() for text in flow.axes[0].texts]
     taken = [text for text in words if text.startswith("✓")]
     assert len(taken) == (1 if answer.chosen else 0)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from chapter19_9.advisor_panel import OWN, AdvisorPanel
-from chapter19_9.presets import PRESETS
+from chapter19_9.choosing.panel import OWN, AdvisorPanel
+from chapter19_9.choosing.presets import PRESETS
 from d2l_utils.figure import png
 from d2l_utils.flow import Box, flow
 from d2l_utils.plots import curves

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from chapter19_9.cost import PARTS
+from chapter19_9.choosing.cost import PARTS
 from d2l_utils.memory import format_bytes
 
 if TYPE_CHECKING:
-    from chapter19_9.advisor import Answer, Option
+    from chapter19_9.choosing.advisor import Answer, Option
 
 NAMES = {
     "parameters": "P", "gradients": "G", "optimizer": "O", "gathered": "gathered weights",
@@ -18,7 +18,7 @@ NAMES = {
 
 def told(answer: Answer) -> str:
     """Model, recommended start, what each way needs, its parts, the link, what would change, the lines."""
-    from chapter19_9.advisor import ASSUMPTIONS
+    from chapter19_9.choosing.advisor import ASSUMPTIONS
 
     q, chosen = answer.question, answer.chosen
     text = [

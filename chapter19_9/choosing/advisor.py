@@ -3,7 +3,7 @@
     answer = advise(Question(model=PRESETS["llama-7b"], memory=80, devices=8, nodes=1))
     print(answer)
 
-In a terminal: ``python -m chapter19_9.advisor --help``. Figures are ``cost``'s, which for the toy Transformer are held
+In a terminal: ``python -m chapter19_9.choosing.advisor --help``. Figures are ``cost``'s, which for the toy Transformer are held
 against what ranks measure; for other models they are predictions, and ``ASSUMPTIONS`` go with them.
 """
 
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from chapter19_9 import cost, lines
-from chapter19_9.cost import BF16, PRECISIONS, Links, Moment, Precision
-from chapter19_9.presets import PRESETS, Model, own, whole
+from chapter19_9.choosing import cost, lines
+from chapter19_9.choosing.cost import BF16, PRECISIONS, Links, Moment, Precision
+from chapter19_9.choosing.presets import PRESETS, Model, own, whole
 
 ASSUMPTIONS = (
     "Saved activations: fused attention, no dropout: arXiv 2205.05198, equation 1, without masks and s x s matrices.",
@@ -164,14 +164,14 @@ class Answer:
     @cached_property
     def next(self) -> str | None:
         """When nothing fits: the technique to look at next."""
-        from chapter19_9.what_if import beyond
+        from chapter19_9.choosing.what_if import beyond
 
         return None if self.chosen else beyond(self.question, self.options[-1])
 
     @cached_property
     def changes(self) -> tuple[str, ...]:
         """What would change the answer."""
-        from chapter19_9.what_if import changes
+        from chapter19_9.choosing.what_if import changes
 
         return tuple(changes(self))
 
@@ -190,7 +190,7 @@ class Answer:
         return without, with_
 
     def __str__(self) -> str:
-        from chapter19_9.advice_text import told
+        from chapter19_9.choosing.text import told
 
         return told(self)
 
@@ -203,7 +203,9 @@ def advise(question: Question) -> Answer:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the advice for the command line's model and machines."""
-    parser = argparse.ArgumentParser(prog="python -m chapter19_9.advisor", description="What to start with, and why.")
+    parser = argparse.ArgumentParser(
+        prog="python -m chapter19_9.choosing.advisor", description="What to start with, and why."
+    )
     parser.add_argument("--model", default="llama-7b", help=f"one of {', '.join(PRESETS)} (default: llama-7b)")
     for name in ("layers", "width", "heads", "vocabulary"):
         parser.add_argument(f"--{name}", type=int, help="own size instead of a preset; the four go together")

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from matplotlib.figure import Figure
 
-from chapter19_9.advice_text import headline
-from chapter19_9.cost import PARTS, Moment
+from chapter19_9.choosing.cost import PARTS, Moment
+from chapter19_9.choosing.text import headline
 from d2l_utils import figure as style
 from d2l_utils.flow import Box, flow
 from d2l_utils.stacks import stacks
 
 if TYPE_CHECKING:
-    from chapter19_9.advisor import Answer
+    from chapter19_9.choosing.advisor import Answer
 
 LOOKS = {
     "parameters": ("P", style.BLUE, ""),

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from chapter19_9 import lines, theory
-from chapter19_9.advisor import MOST_RANKS, Answer, Option, Question, weigh
+from chapter19_9 import theory
+from chapter19_9.choosing import lines
+from chapter19_9.choosing.advisor import MOST_RANKS, Answer, Option, Question, weigh
 from chapter19_9.strategies import get
 
 

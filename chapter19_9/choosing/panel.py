@@ -6,11 +6,11 @@ from typing import Any
 
 import ipywidgets
 
-from chapter19_9.advice_text import brief
-from chapter19_9.advice_view import bars_of, flow_of
-from chapter19_9.advisor import Answer, Question, advise
-from chapter19_9.cost import PRECISIONS
-from chapter19_9.presets import PRESETS, own
+from chapter19_9.choosing.advisor import Answer, Question, advise
+from chapter19_9.choosing.cost import PRECISIONS
+from chapter19_9.choosing.presets import PRESETS, own
+from chapter19_9.choosing.text import brief
+from chapter19_9.choosing.view import bars_of, flow_of
 from d2l_utils.widgets.form import FormPanel
 
 OWN = "own sizes"

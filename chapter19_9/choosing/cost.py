@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from chapter19_9 import theory
-from chapter19_9.presets import Model, of_toy
+from chapter19_9.choosing.presets import Model, of_toy
 from chapter19_9.strategies import Strategy, get
 from d2l_utils.transformer import TransformerConfig
 
