@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from chapter19_9.combining import elements
@@ -61,18 +62,26 @@ class States:
 
 def shapes(model: nn.Module | TransformerConfig) -> list[Shape]:
     """The parameters of a model that is not sharded yet, or of the toy Transformer of a config."""
-    import torch
-
     from chapter19_9.strategies.shards import blocks, entries
-    from d2l_utils.transformer import Transformer, TransformerConfig
+    from d2l_utils.transformer import TransformerConfig
 
     if isinstance(model, TransformerConfig):
-        with torch.device("meta"):
-            model = Transformer(model)
+        return list(_shapes(model))
     return [
         Shape(entry.names[0], tuple(entry.parameter.shape), entry.parameter.requires_grad, unit, len(entry.names))
         for unit, entry in entries(model, blocks(model))
     ]
+
+
+@cache
+def _shapes(config: TransformerConfig) -> tuple[Shape, ...]:
+    """A panel asks for the same ones again and again."""
+    import torch
+
+    from d2l_utils.transformer import Transformer
+
+    with torch.device("meta"):
+        return tuple(shapes(Transformer(config)))
 
 
 def adamw_states(config: TransformerConfig, element: int = 4) -> States:

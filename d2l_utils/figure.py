@@ -184,6 +184,9 @@ def together(figures: Sequence[Figure], columns: int = 2, dpi: float = 110) -> P
 
 def pixels(figure: Figure, dpi: float | None = None) -> np.ndarray:
     """The figure as (height, width, 3) bytes, at ``dpi`` dots an inch (default: its own); safe from any thread."""
+    drawn: np.ndarray | None = getattr(figure, "drawn", None)
+    if drawn is not None and dpi in (None, figure.dpi):
+        return drawn
     canvas = figure.canvas if isinstance(figure.canvas, FigureCanvasAgg) else FigureCanvasAgg(figure)
     own = figure.dpi
     with _rendering:

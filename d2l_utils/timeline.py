@@ -6,7 +6,7 @@ from typing import Any
 
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
 from d2l_utils import figure as style
 from d2l_utils.events import (
@@ -93,10 +93,14 @@ def _at_left(axes: Any, y: float, words: str, points: float, **text: Any) -> Non
 
 
 def _compute(axes: Any, events: Sequence[Event], base: float, end: float) -> None:
-    # Waiting lies inside the backward that waits: drawn last, on top.
-    for event in sorted(events, key=lambda e: (e.kind == "wait", e.start)):
-        if event.kind in _COMPUTE and event.end is not None:
-            _block(axes, (event.start, event.end), base, *_COMPUTE[event.kind][1:], event.name, end)
+    # Waiting lies inside the backward that waits: it is the last kind, on top.
+    for kind, (_, colour, hatch) in _COMPUTE.items():
+        mine = [(event, (event.start, event.end)) for event in events if event.kind == kind and event.end is not None]
+        edge = style.MUTED if kind == "wait" else "white"
+        _draw(axes, [_box(span, base, 1) for _, span in mine], facecolors=colour, edgecolors=edge, hatch=hatch)
+        for event, span in mine if not hatch else ():
+            # "block 3" where it fits, else its number.
+            _name(axes, span, base + 0.5, (event.name, event.name.split(" ")[-1].rpartition(".")[2]), end)
 
 
 def _communication(
@@ -105,6 +109,7 @@ def _communication(
     """Draw below `base`; returns the initials that stand for a name that did not fit."""
     short_names = set()
     boxes: dict[tuple[str, str], list[Any]] = {_HIDDEN[1:]: [], _EXPOSED[1:]: []}
+    frames = []  # one around a collective whatever its parts
     high = 1.0 if all(lane == 0 for _, lane in placed) else _LANE
     for event, lane in placed:
         span = (event.start, event.end or event.start)
@@ -112,12 +117,20 @@ def _communication(
         hidden = _without_gaps(intersection([span], busy), end * 1e-3 / 300)
         boxes[_HIDDEN[1:]] += [_box(part, y, high) for part in hidden]
         boxes[_EXPOSED[1:]] += [_box(part, y, high) for part in difference([span], hidden)]
-        if _outline(axes, event.name, span, y, end, high) == _initials(event.name):
+        frames.append(_box(span, y, high))
+        patch = {"boxstyle": "round,pad=0.12", "fc": "white", "ec": "none", "alpha": 0.85}
+        names, size = (event.name, _initials(event.name)), 7.5 if high == 1 else 6
+        if _name(axes, span, y + high / 2, names, end, size, bbox=patch) == _initials(event.name):
             short_names.add(f"{_initials(event.name)}  {event.name}")
-    for (colour, hatch), corners in boxes.items():  # all at once: one by one takes seconds
-        parts = PolyCollection(corners, facecolors=colour, edgecolors="white", hatch=hatch, linewidths=0.6, zorder=0.9)
-        axes.add_collection(parts)
+    for (colour, hatch), corners in boxes.items():
+        _draw(axes, corners, facecolors=colour, edgecolors="white", hatch=hatch)
+    _draw(axes, frames, facecolors="none", edgecolors=style.INK, linewidths=0.8)
     return short_names
+
+
+def _draw(axes: Any, corners: list[Any], **look: Any) -> None:
+    """All boxes that look alike at once: one by one takes seconds where there are hundreds."""
+    axes.add_collection(PolyCollection(corners, **{"linewidths": 0.6} | look), autolim=False)
 
 
 def _box(span: Interval, y: float, high: float) -> list[tuple[float, float]]:
@@ -164,31 +177,14 @@ def _busy(events: Sequence[Event]) -> list[Interval]:
     return difference(union(span for kind, span in ended if kind in COMPUTE), waits)
 
 
-def _block(
-    axes: Any, span: Interval, y: float, colour: str, hatch: str, name: str, end: float, high: float = 1
-) -> None:
-    start, stop = span[0] * 1e3, span[1] * 1e3
-    edge = style.MUTED if hatch == "////" else "white"
-    axes.add_patch(Rectangle((start, y), stop - start, high, fc=colour, ec=edge, hatch=hatch, lw=0.6))
-    if not hatch:
-        # "block 3" where it fits, else its number.
-        _name(axes, span, y + high / 2, (name, name.split(" ")[-1].rpartition(".")[2]), end)
-
-
-def _outline(axes: Any, name: str, span: Interval, y: float, end: float, high: float) -> str:
-    """One frame around a collective whatever its parts; returns the name that fitted."""
-    axes.add_patch(Rectangle((span[0] * 1e3, y), (span[1] - span[0]) * 1e3, high, fc="none", ec=style.INK, lw=0.8))
-    patch = {"boxstyle": "round,pad=0.12", "fc": "white", "ec": "none", "alpha": 0.85}
-    names = (name, _initials(name))
-    return _name(axes, span, y + high / 2, names, end, bbox=patch, size=7.5 if high == 1 else 6)
-
-
 def _name(axes: Any, span: Interval, y: float, names: Sequence[str], end: float, size: float = 7.5, **text: Any) -> str:
     """Write the first of `names` that fits between the two times, if any does."""
     start, stop = span[0] * 1e3, span[1] * 1e3
     for name in names:
         if name and (stop - start) / end > (0.0118 * len(name) + 0.006) * size / 7.5:
-            axes.text((start + stop) / 2, y, name, fontsize=size, ha="center", va="center", color=style.INK, **text)
+            look = {"fontsize": size, "ha": "center", "va": "center", "color": style.INK}
+            # It lies inside the axes: measuring it for the layout takes as long as drawing it.
+            axes.text((start + stop) / 2, y, name, **look | text).set_in_layout(False)
             return name
     return ""
 
