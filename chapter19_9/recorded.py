@@ -6,7 +6,6 @@ run.results        # one Recorded a rank
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -115,19 +114,32 @@ def _gradient_storages(model: nn.Module) -> list[torch.UntypedStorage]:
 
 def _by_block(flat: Flat, part: Tensor) -> Iterator[tuple[str, Tensor]]:
     """This rank's part of a flat vector, cut where another block begins. Padding goes with the last block."""
-    if part.numel() != flat.layout.shard:  # AdamW counts its steps in a scalar
+    if flat not in _PIECES:  # asked for at every sample
+        _PIECES[flat] = flat.layout.shard, _pieces(flat)
+    length, pieces = _PIECES[flat]
+    if part.numel() != length:  # AdamW counts its steps in a scalar
         yield _block(flat.entries[0].names[0]), part
         return
+    for block, begin, end in pieces:
+        yield block, part[begin:end]
+
+
+_PIECES: weakref.WeakKeyDictionary[Flat, tuple[int, list[tuple[str, int, int]]]] = weakref.WeakKeyDictionary()
+
+
+def _pieces(flat: Flat) -> list[tuple[str, int, int]]:
+    """(block, from, to) of this rank's shard."""
     first, at, cuts = place()[0] * flat.layout.shard, 0, {}
     for entry, shape in zip(flat.entries, flat.layout.shapes, strict=True):
         at += shape.numel()
         cuts[_block(entry.names[0])] = at
-    begin = 0
+    begin, pieces = 0, []
     for number, (block, end) in enumerate(cuts.items()):
         end = flat.layout.shard if number == len(cuts) - 1 else min(max(end - first, 0), flat.layout.shard)
         if end > begin:
-            yield block, part[begin:end]
+            pieces.append((block, begin, end))
         begin = max(begin, end)
+    return pieces
 
 
 def _block(name: str) -> str:
@@ -138,15 +150,18 @@ def _block(name: str) -> str:
 
 
 def unsharded(model: nn.Module) -> dict[str, tuple[int, int, int]]:
-    """Bytes of parameters, gradients and AdamW's states by block, read off a copy that takes a step by itself."""
-    model = copy.deepcopy(model)
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    """Bytes of parameters, gradients and AdamW's states by block, read off copies that take a step by themselves."""
+    parameters = {
+        name: nn.Parameter(torch.zeros_like(parameter), parameter.requires_grad)
+        for name, parameter in model.named_parameters()
+    }
+    trained = [parameter for parameter in parameters.values() if parameter.requires_grad]
     for parameter in trained:
         parameter.grad = torch.zeros_like(parameter)
     optimizer = torch.optim.AdamW(trained, lr=0.0)
     optimizer.step()
     sizes = {block: [0, 0, 0] for block in (ROOT, *blocks(model))}
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         size = sizes[_block(name)]
         size[0] += parameter.nbytes
         if parameter.grad is not None:

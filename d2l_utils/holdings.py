@@ -126,18 +126,21 @@ class Holdings:
             # The host runs ahead of the device: only when it waits do the two tell one story.
             torch.cuda.synchronize(self._device)
         now, new = self._look(at in ("start", "optimizer", "end")), {}
-        for kind in KINDS:
-            for name in self._blocks:
-                if kind == "gradients" and (appeared := now[kind][name] - self._ranges[kind][name]):
-                    new[name] = {last - first for _, first, last in appeared}
-        self._ranges = now
+        for name in self._blocks:
+            if appeared := now["gradients"][name] - self._ranges["gradients"][name]:
+                new[name] = {last - first for _, first, last in appeared}
+        before, self._ranges = self._ranges, now
         self._resolve(new)
         self._fill_buckets(new)
         rows = []
         block = block if block is None or block in self._blocks else ""
         for name in self._blocks:
-            held = tuple(covered(now[kind][name]) for kind in KINDS)
-            if held != self._last.get(name, (0, 0, 0)) or name == block:
+            last = self._last.get(name, (0, 0, 0))
+            held = tuple(  # most samples find most of it as it was
+                known if now[kind][name] == before[kind][name] else covered(now[kind][name])
+                for kind, known in zip(KINDS, last, strict=True)
+            )
+            if held != last or name == block:
                 rows.append((name, held, at if block is None or name == block else ""))
                 self._last[name] = held
         with self._marks.mark("sample", str(len(self._rows))):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from d2l_utils.device import Choice, check_world_size, choose
+from d2l_utils.garbage import collected_later
 from d2l_utils.launching import environment, errors, folders, helper, output, ranks, source
 from d2l_utils.launching.commands import agent_arguments, command_for
 from d2l_utils.launching.follow import follow
@@ -101,7 +102,8 @@ def launch(
         line, way = _start(folder, [str(script), *extra], size, nodes, choice, why_cold)
         ending = follow(line, folder, size, float(timeout), output, stop)
         problem = errors.diagnose(ending)
-        results, unreadable = _results(folder, size)
+        with collected_later():
+            results, unreadable = _results(folder, size)
         problem = problem or unreadable
     except BaseException as error:
         folders.remove(folder)

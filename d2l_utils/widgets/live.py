@@ -10,6 +10,7 @@ from typing import Any
 import ipywidgets
 from matplotlib.figure import Figure
 
+from d2l_utils.garbage import collected_later
 from d2l_utils.widgets import parts
 from d2l_utils.widgets.capture import printed_here
 
@@ -168,8 +169,9 @@ class LivePanel:
                 began = time.perf_counter()
                 result = self._run(**values, **extra)
                 ran = time.perf_counter() - began
-                figure = self._draw(result)
-                drawn = parts.image(figure)
+                with collected_later():
+                    figure = self._draw(result)
+                    drawn = parts.image(figure)
         except Exception as error:
             self.error = error
             self._show_failure(error, values)
