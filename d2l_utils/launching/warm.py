@@ -8,13 +8,17 @@ forked child becomes the launch's supervisor (supervisor.py). End of file on the
 
 import gc
 import importlib
+import importlib.machinery
 import json
 import os
 import shutil
 import signal
+import site
 import socket
 import sys
+import types
 import warnings
+from typing import Any
 
 # In the order in which they cost most. The first optimizer step would otherwise import torch._dynamo in every rank, for seconds.
 PRELOAD = (
@@ -54,6 +58,45 @@ def preload(parent: int) -> None:
     gc.freeze()  # the forks then share these pages instead of copying them at their first collection
 
 
+class KeptBytecode(importlib.machinery.SourceFileLoader):
+    """Keeps bytecode in ``folder`` where Python is told to write none: every rank of every launch would compile the chapter
+    again, which takes as long as some training steps."""
+
+    folder: str | None = None
+
+    def get_code(self, fullname: str) -> types.CodeType | None:
+        own = sys.pycache_prefix, sys.dont_write_bytecode
+        sys.pycache_prefix, sys.dont_write_bytecode = self.folder, False
+        try:
+            return super().get_code(fullname)
+        finally:
+            sys.pycache_prefix, sys.dont_write_bytecode = own
+
+    def path_stats(self, path: str) -> dict[str, float]:
+        """Microseconds where Python has seconds: a module edited twice within one is not stale."""
+        return {**super().path_stats(path), "mtime": os.stat(path).st_mtime_ns // 1000}
+
+
+def keep_bytecode(folder: str) -> None:
+    """For what this process and its forks import from now on. What pip has installed has its bytecode already."""
+    KeptBytecode.folder = folder
+    kinds = importlib.machinery
+    hook = kinds.FileFinder.path_hook(
+        (kinds.ExtensionFileLoader, kinds.EXTENSION_SUFFIXES),
+        (KeptBytecode, kinds.SOURCE_SUFFIXES),
+        (kinds.SourcelessFileLoader, kinds.BYTECODE_SUFFIXES),
+    )
+    installed = tuple({os.path.dirname(os.__file__), *site.getsitepackages()})
+
+    def here(path: str) -> Any:
+        if path.startswith(installed):
+            raise ImportError("left to Python's own finder")
+        return hook(path)
+
+    sys.path_hooks.insert(0, here)
+    sys.path_importer_cache.clear()
+
+
 def threads() -> int:
     """Number of threads of this process, as Linux counts them."""
     return len(os.listdir("/proc/self/task"))
@@ -68,6 +111,8 @@ def become_supervisor(request_path: str, channel: socket.socket) -> None:
         with open(request_path, encoding="utf-8") as file:
             request = json.load(file)
         sys.path[:] = request["path"]
+        if sys.dont_write_bytecode:
+            keep_bytecode(os.path.join(os.path.dirname(request["folder"]), "bytecode"))
         from d2l_utils.launching import supervisor  # only now: its newest source
 
         status = supervisor.run(request, channel, warm=True)
