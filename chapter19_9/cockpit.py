@@ -139,6 +139,7 @@ def fly(world_size: int, stop: threading.Event | None = None, **values: Any) -> 
         record_step=STEPS - 2,
         allocations=True,
         lifecycle_step=STEPS - 1 if simple else None,
+        agreement=False,
     )
     return Flown({**values, "world_size": world_size}, run)
 

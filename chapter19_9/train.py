@@ -69,7 +69,7 @@ class Result:
     differences    : largest difference between the ranks' weights after the step; empty unless asked for.
     held           : bytes held after the last step, gradients included.
     agree          : all ranks end with exactly the same weights. Of weights in shards: each rank gathers the
-                     same whole ones.
+                     same whole ones. None where it was not asked.
     changed        : training changed the weights.
     recording      : the recorded step (``d2l_utils.events.Recording``), or None.
     peak           : most bytes in the recorded step: the model states at its start, and what it took on top of
@@ -89,7 +89,7 @@ class Result:
     seconds: list[float]
     differences: list[float]
     held: Held
-    agree: bool
+    agree: bool | None
     changed: bool
     recording: Any = None
     peak: int | None = None
@@ -122,6 +122,7 @@ def train(
     lifecycle_step: int | None = None,
     differences: bool = False,
     weights: bool = False,
+    agreement: bool = True,
 ) -> Result:
     """Train the toy Transformer on this rank's part of the text, as one of the ranks of the process group.
 
@@ -142,7 +143,8 @@ def train(
                     (``d2l_utils.throttle``); None lets them go at once.
     record_step   : number of the step to record, from 0; ``allocations`` adds its memory curve.
     lifecycle_step: number of another step, to record for the lifecycle; float32 in one pass only.
-    differences, weights : measure these for the result too.
+    differences, weights : measure these for the result too. agreement: ask whether the ranks agree at the end, which
+                    gathers weights that are in shards, one by one.
 
     Raises ValueError before the first step when an argument does not fit, or the ranks start from different
     weights.
@@ -223,7 +225,10 @@ def train(
         if differences:
             kept["differences"].append(largest_difference([tensor for _, tensor in weights_of()]))
     changed = on_any_rank(digest_of(at_hand(own_weights(model))) != before, device)
-    after = digest_of(tensor for _, tensor in weights_of())
+    agree = None
+    if agreement:
+        after = digest_of(tensor for _, tensor in weights_of())
+        agree = ranks_agree([torch.frombuffer(bytearray(after), dtype=torch.uint8).to(device)])
     return Result(
         strategy=strategy,
         rank=rank,
@@ -234,7 +239,7 @@ def train(
         seconds=kept["seconds"],
         differences=kept["differences"],
         held=states(gradients=parts(model) if parts else ()),
-        agree=ranks_agree([torch.frombuffer(bytearray(after), dtype=torch.uint8).to(device)]),
+        agree=agree,
         changed=changed,
         recording=recording,
         peak=peak,

@@ -14,7 +14,7 @@ from d2l_utils.garbage import collected_later
 from d2l_utils.widgets import parts
 from d2l_utils.widgets.capture import printed_here
 
-SETTLE = 0.15  # seconds of quiet after a release: a run of arrow keys is one released value
+SETTLE = 0.1  # seconds of quiet after a release: a run of arrow keys is one released value
 SHOW_LOG_EVERY = 0.25
 LOG_LINES = 500  # the last ones; a run's whole output is in its own files
 
