@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from d2l_utils.batch import nearest
@@ -46,15 +46,17 @@ def micro_batches(
     return [[own // accumulation + (i < own % accumulation) for i in range(accumulation)] for own in samples]
 
 
-def check_steps(steps: int, record_step: int | None, lifecycle_step: int | None) -> None:
-    """ValueError when there are no steps, or one that is to be recorded is not among them; a step is recorded for
-    one purpose."""
+def check_steps(steps: int, record_step: int | Collection[int] | None, lifecycle_step: int | None) -> set[int]:
+    """The steps to record. ValueError when there are no steps, or one that is to be recorded is not among them; a step
+    is recorded for one purpose."""
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
         raise ValueError(f"steps is {steps!r}: it must be a whole number of at least 1")
-    if record_step is not None and record_step not in range(steps):
+    wanted = set(record_step) if isinstance(record_step, Collection) else {record_step} - {None}
+    if not wanted <= set(range(steps)):
         raise ValueError(f"record_step is {record_step!r}: it must be from 0 to {steps - 1}, or None")
-    if lifecycle_step is not None and (lifecycle_step not in range(steps) or lifecycle_step == record_step):
+    if lifecycle_step is not None and (lifecycle_step not in range(steps) or lifecycle_step in wanted):
         raise ValueError(f"lifecycle_step is {lifecycle_step!r}: it must be a step of its own from 0 to {steps - 1}")
+    return {step for step in wanted if step is not None}
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -50,7 +50,7 @@ class Row:
     losses             : global mean loss of each step, in nats.
     loss_error         : largest relative difference from the losses of one process on the whole batch.
     agree              : all ranks end with the same weights.
-    seconds            : median of the steps after the first two that were not recorded, slowest rank; None
+    seconds            : median of the steps between the first two and the recorded ones, slowest rank; None
                          when too few.
     """
 
@@ -117,7 +117,7 @@ def compare(
 
     if steps < 3:
         raise ValueError(
-            f"steps is {steps}: it must be at least 3: the last is recorded, and DDP settles in the second"
+            f"steps is {steps}: it must be at least 3: the last is recorded (one more is looked into), DDP settles in the second"
         )
     sizes = [check_world_size(n, "world_sizes") for n in world_sizes]
     for n in sizes:
@@ -150,7 +150,7 @@ def compare(
 def _row(ranks: list[tuple[Result, Snapshots | None]], reference: list[float], shapes: list[theory.Shape]) -> Row:
     results, snaps = [result for result, _ in ranks], [snap for _, snap in ranks if snap is not None]
     first, n = results[0], len(ranks)
-    timed = [max(result.seconds[i] for result in results) for i in range(2, len(first.seconds) - 1)]
+    timed = [max(result.seconds[i] for result in results) for i in range(2, len(first.seconds) - 2)]
     events = [event for result in results for event in result.recording.events if event.kind == "collective"]
     sending = [event.name for event in events if event.rank == 0 and event.sent_bytes]
     wires = [result.recording.wire_bytes for result in results]

@@ -138,6 +138,18 @@ def _shards_of_ten(results: list[Any], n: int) -> str | None:
     return None
 
 
+def _lists(wanted: Callable[[int], list[float]]) -> Judge:
+    """Each rank of n must return wanted(n)."""
+
+    def judge(results: list[Any], n: int) -> str | None:
+        for rank, result in enumerate(results):
+            if not isinstance(result, list | tuple) or list(result) != wanted(n):
+                return f"rank {rank} returned {result!r}, expected {wanted(n)}"
+        return None
+
+    return judge
+
+
 def _through_gloo(results: list[Any], n: int) -> str | None:
     """Each rank returns (predicted, measured) bytes that it sends for a reduce-scatter of 4,800,000 bytes over gloo."""
     sends = sent_by_gloo("all_reduce", 4_800_000, n) or 0.0
@@ -176,6 +188,10 @@ EXERCISES = {
     "peak": Exercise((1, 2), _peak),
     # 19.9.6: each rank has a shard of W's rows (rank r: one row of r + 1); y = W x for x of ones, on every rank, summed
     "sharded product": Exercise((1, 2, 3), _all_close(lambda rank, n: 4 * n * (n + 1) / 2)),
+    # 19.9.7: the same product, gathered by FSDP2: sum of y, numbers of W on a rank before forward and after it
+    "kept": Exercise((1, 2, 3), _lists(lambda n: [2.0 * n * (n + 1), 4, 4 * n])),
+    # 19.9.7: all-gathers in one forward and backward of one unit, kept and freed in between
+    "gathers": Exercise((2, 3), _lists(lambda n: [1, 2])),
     # 19.9.10: the sum over the ranks of r + 1, everywhere, from a reduce-scatter and an all-gather
     "two halves": Exercise((1, 2, 4), _all_close(lambda rank, n: 6 * n * (n + 1))),
     # 19.9.10: what gloo sends for a reduce-scatter, predicted and counted by the kernel

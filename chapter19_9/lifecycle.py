@@ -156,15 +156,16 @@ def lifecycle(
     batch: int = 8,
     timeout: float = 120,
 ) -> Lifecycle:
-    """Record one step of a strategy on real ranks and turn it into frames. Arguments as in ``recorded_step``."""
-    from chapter19_9.recorded import DEFAULT, recorded_step
+    """Record one step of a strategy on real ranks and turn it into frames. Arguments as in ``train``."""
+    from chapter19_9.train import DEFAULT, train
     from d2l_utils import launch
 
     run = launch(
-        recorded_step, world_size=world_size, output="quiet", timeout=timeout, strategy=strategy,
+        train, world_size=world_size, output="quiet", timeout=timeout, strategy=strategy,
         config=config or DEFAULT, options=dict(options or {}), batch=batch,
+        steps=3, lifecycle_step=2,
     )  # fmt: skip
-    return frames(run.results)
+    return frames([result.lifecycle for result in run.results])
 
 
 def frames(recorded: Sequence[Recorded], title: str | None = None) -> Lifecycle:

@@ -1,32 +1,19 @@
-"""One training step on this rank with everything that the lifecycle needs, for any strategy.
-
-run = launch(recorded_step, world_size=4, strategy="fsdp2")
-run.results        # one Recorded a rank
-"""
+"""One rank's training step with everything that the lifecycle needs, for any strategy: what ``train(lifecycle_step=...)``
+records, and what its figures are compared with."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from chapter19_9 import strategies
-from chapter19_9.checks import check_batch
 from chapter19_9.strategies.shards import Flat, blocks, place
-from chapter19_9.watching import bucket_bytes
-from d2l_utils.device import rank_device
 from d2l_utils.events import Recording
-from d2l_utils.memory import held
-from d2l_utils.record import record
-from d2l_utils.text import sequences
-from d2l_utils.transformer import Transformer, TransformerConfig
 
-DEFAULT = TransformerConfig()
 ROOT = ""  # everything that is in no block
 
 
@@ -46,56 +33,6 @@ class Recorded:
     start: int
 
 
-def recorded_step(
-    strategy: str,
-    config: TransformerConfig = DEFAULT,
-    *,
-    batch: int = 8,
-    options: Mapping[str, Any] | None = None,
-    warm: int = 2,
-    outliving: bool = False,
-) -> Recorded:
-    """Train ``warm`` steps, then record one. Runs on every rank of the process group.
-
-    batch: samples in a step over all ranks. options: the strategy's settings, by the names that its ``shard``
-    gives them, in float32. outliving: count as gradients what keeps its memory when they are forgotten, such as DDP's
-    buckets. Raises ValueError for a batch that the ranks cannot share, and for another dtype.
-    """
-    if "dtype" in (options or {}):
-        raise ValueError("options has 'dtype': a lifecycle is recorded in float32 only")
-    rank, n = place()
-    check_batch(batch, n, 1)
-    device = rank_device() if dist.is_initialized() else torch.device("cpu")
-    module = strategies.get(strategy).load()
-    plain = Transformer(config).to(device)
-    whole = unsharded(plain)
-    model = module.shard(plain, device, **(options or {}))
-    optimizer = module.optimizer(model, 1e-3)
-
-    forgotten: list[Any] = []
-
-    def further() -> Iterator[tuple[str, str, Tensor]]:
-        yield from kept(model, optimizer)
-        again = {storage._cdata for storage in _gradient_storages(model)}
-        for storage in filter(None, (reference() for reference in forgotten)):
-            if storage._cdata not in again:
-                yield "gradients", ROOT, torch.empty(0, dtype=torch.uint8, device=device).set_(storage)
-
-    for step in range(warm + 1):
-        rows = sequences(config.length, batch, offset=step * batch).chunk(n)[rank].to(device)
-        tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
-        if outliving:
-            forgotten[:] = {s._cdata: weakref.ref(s) for s in _gradient_storages(model)}.values()
-        optimizer.zero_grad()
-        last = step == warm
-        gradients = [tensor for kind, _, tensor in kept(model, optimizer) if kind == "gradients"]
-        start = held(model, optimizer, gradients=gradients).total + bucket_bytes(model)
-        with record(model, optimizer, allocations=True, holdings=further, enabled=last) as recording:
-            model(tokens, targets).backward()
-            optimizer.step()
-    return Recorded(strategy, recording, whole, start)
-
-
 def kept(model: nn.Module, optimizer: Any) -> Iterator[tuple[str, str, Tensor]]:
     """(kind, block, tensor) of what hand-written ZeRO keeps in its flat vectors, where no module shows it."""
     for flat in vars(model).get("flats", []):
@@ -105,11 +42,6 @@ def kept(model: nn.Module, optimizer: Any) -> Iterator[tuple[str, str, Tensor]]:
         for state in getattr(optimizer, "optim", optimizer).state.get(flat.shard, {}).values():
             if isinstance(state, Tensor):
                 yield from (("optimizer", block, part) for block, part in _by_block(flat, state))
-
-
-def _gradient_storages(model: nn.Module) -> list[torch.UntypedStorage]:
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return [getattr(gradient, "_local_tensor", gradient).untyped_storage() for gradient in gradients]
 
 
 def _by_block(flat: Flat, part: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -1,11 +1,12 @@
 """Step times behind a slow link: predicted from one recorded step, and measured.
 
-    runs = launch(trained, world_size=2, strategy="ddp", links=[FREE, Link(20e6)], steps=6, batch=4).results[0]
+    runs = launch(trained, world_size=2, strategy="ddp", links=[FREE, Link(20e6)], batch=4).results[0]
     plan(runs[0]).seconds(Link(20e6)), runs[1].step_seconds
 
-A plan is what one rank computed, and when in its computing it asked for each collective and needed it. The link's part
-is ``Link.seconds``, and one thing at a time. So a prediction knows nothing of the slow run: with a free link it is the
-step that was recorded; with a slow one it says which collectives still hide and which are waited for.
+A plan is what one rank computed, when in its computing it asked for each collective and needed it, and what the
+backend itself took. The link's part is ``Link.seconds``. Link and backend each do one thing at a time. So a prediction
+knows nothing of the slow run: with a free link it is the step that was measured; with a slow one it says which
+collectives still hide and which are waited for.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from d2l_utils.transformer import TransformerConfig
 __all__ = ["FREE", "Asked", "Plan", "Slowed", "crossover", "plan", "trained"]
 
 FREE = Link(math.inf)  # the same way through the throttle, at no charge
+RECORDED = 3  # steps behind the first link, of which a plan is made: recording disturbs some more than others
 
 
 @dataclass(frozen=True)
 class Asked:
     """A collective: asked for when ``at`` seconds had been computed, needed after ``by`` seconds of computing. real:
-    seconds that it took by itself, from its start on the link to its end."""
+    seconds that the backend took, after the link was done with it and the backend with what came before."""
 
     name: str
     bytes: int
@@ -47,7 +49,7 @@ class Plan:
     def seconds(self, link: Link) -> float:
         """The step's length behind a link: computing goes on until it needs what is not there yet."""
         moments = [(one.at, 0, one) for one in self.asked] + [(one.by, 1, one) for one in self.asked]
-        waited, free_from, there = 0.0, 0.0, dict[int, float]()
+        waited, free_from, done, there = 0.0, 0.0, 0.0, dict[int, float]()
         # at equal times what was asked first is needed first, and a wait comes after its own launch
         for moment, needed, one in sorted(moments, key=lambda m: (m[0], self._order(m[2]), m[1])):
             now = moment + waited
@@ -55,7 +57,7 @@ class Plan:
                 waited += max(0.0, there[id(one)] - now)
             else:
                 free_from = max(free_from, now) + link.seconds(one.name, one.bytes, one.group_size)
-                there[id(one)] = free_from + one.real
+                there[id(one)] = done = max(free_from, done) + one.real
         return self.computing + waited
 
     def charged(self, link: Link) -> float:
@@ -68,29 +70,34 @@ class Plan:
 
 @dataclass(frozen=True)
 class Slowed:
-    """One training behind one link.
+    """One training's steps behind one link.
 
-    step_seconds : the fastest step, warm-up and recorded step left out: what the machine does besides only adds to it.
+    step_seconds : the fastest step that was not recorded: what the machine does besides only adds to it.
     charged      : seconds that the link was busy in the recorded step.
+    recording    : of a step; of the first link, the shortest of ``RECORDED``.
     """
 
     link: Link
     step_seconds: float
     charged: float
     recording: Recording
-    losses: list[float]
 
 
 def trained(
-    strategy: str, links: Sequence[Link], config: TransformerConfig = DEFAULT, *, steps: int = 6, **settings: object
+    strategy: str, links: Sequence[Link], config: TransformerConfig = DEFAULT, *, rounds: int = 4, **settings: object
 ) -> list[Slowed]:
-    """Train behind each link, on every rank of the process group; the last step is recorded. Settings: ``train``'s."""
+    """Train on every rank of the process group, the steps by turns behind each link, so that all meet the same machine:
+    two behind the first link to warm up, ``rounds`` by turns, then those to be recorded. Settings: ``train``'s."""
+    turns = [links[0]] * 2 + [*links] * rounds + [links[0]] * (RECORDED - 1) + [*links]
+    last = range(2 + len(links) * rounds, len(turns))
+    result: Result = train(strategy, config, steps=len(turns), link=turns, record_step=last, **settings)  # type: ignore[arg-type]
+    first = min(result.recordings[:RECORDED], key=lambda recording: recording.seconds)
     found = []
-    for link in links:
-        result: Result = train(strategy, config, steps=steps, link=link, record_step=steps - 1, **settings)  # type: ignore[arg-type]
-        sent = [e for e in result.recording.events if e.kind == "collective"]
+    for place, (link, recording) in enumerate(zip(links, [first, *result.recordings[RECORDED:]], strict=True)):
+        sent = [e for e in recording.events if e.kind == "collective"]
         charged = sum(link.seconds(e.name, e.bytes, e.group_size) for e in sent)
-        found.append(Slowed(link, min(result.seconds[2:-1]), charged, result.recording, result.losses))
+        seconds = result.seconds[2 + place : last.start : len(links)]
+        found.append(Slowed(link, min(seconds), charged, recording))
     return found
 
 
@@ -104,15 +111,15 @@ def plan(slowed: Slowed) -> Plan:
     def computed(moment: float) -> float:
         return sum(end - start for start, end in difference([(0.0, moment)], waits))
 
-    asked = []
+    asked, done = [], 0.0
     for e in events:
         if e.kind == "collective" and e.end is not None:
             # the wait that returned with it; where nobody waited, DDP would have at the end of backward
             waited = min((start for start, end in waits if end >= e.end - 1e-6), default=max(backward, e.start))
             by = computed(max(waited, e.start))
-            asked.append(
-                (e.name, e.bytes or 0, e.group_size or 1, computed(e.start), by, e.end - (e.backend_start or e.start))
-            )
+            real = max(0.0, e.end - max(e.backend_start or e.start, done))
+            done = max(done, e.end)
+            asked.append((e.name, e.bytes or 0, e.group_size or 1, computed(e.start), by, real))
     scale = 1.0
     whole = computed(step)
     free = Plan(whole, tuple(Asked(*one) for one in asked)).seconds(FREE)

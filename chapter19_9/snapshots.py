@@ -1,7 +1,8 @@
 """What a rank holds of the model states at three moments of a step: at rest, between forward and backward, at the peak.
 
-    run = launch(snapshots, world_size=4, strategy="fsdp2")
-    run.results[0].between.parameters
+    run = launch(measure, world_size=4, strategies=["ddp", "fsdp2"])
+    result, seen = run.results[0]["fsdp2"]
+    seen.between.parameters
 
 Counted are the bytes that live tensors cover, by distinct memory, at the recorder's samples. Gathered weights are
 parameters, and memory that gradients keep from step to step is gradients, whether or not a gradient is in it.
@@ -10,14 +11,13 @@ parameters, and memory that gradients keep from step to step is gradients, wheth
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from chapter19_9 import theory
-from chapter19_9.recorded import DEFAULT, recorded_step
+from chapter19_9.recorded import Recorded
 from chapter19_9.strategies import get
-from chapter19_9.train import Result, train
+from chapter19_9.train import DEFAULT, Result, train
 from d2l_utils.events import Recording
 from d2l_utils.transformer import TransformerConfig
 
@@ -34,11 +34,8 @@ class Snapshots:
     peak: int
 
 
-def snapshots(
-    strategy: str, config: TransformerConfig = DEFAULT, *, batch: int = 8, options: Mapping[str, Any] | None = None
-) -> Snapshots:
-    """Record one step after two, on every rank of the process group. Arguments and errors: ``recorded_step``."""
-    recorded = recorded_step(strategy, config, batch=batch, options=options, outliving=True)
+def snapshots(recorded: Recorded) -> Snapshots:
+    """Read them off a step that ``train(..., lifecycle_step=, outliving=True)`` recorded."""
     recording = recorded.recording
     forward = [event.end or 0.0 for event in recording.events if event.kind == "forward"]
     # a unit may be let go by what runs after its module's forward
@@ -55,7 +52,8 @@ def snapshots(
 def measure(
     strategies: Sequence[str], config: TransformerConfig = DEFAULT, *, steps: int = 6, batch: int = 8
 ) -> dict[str, tuple[Result, Snapshots | None]]:
-    """(what ``train`` measures with its last step recorded, what is held inside a step) of each strategy, in one launch.
+    """(what ``train`` measures with the last of ``steps`` recorded, what is held inside one step more) of each strategy,
+    in one launch.
 
     None for what is not PyTorch's: DeepSpeed's engine has no step that could be looked into. Hand-written ZeRO
     reduces with the backend's own reduce-scatter here, so that all are told in the same collectives.
@@ -64,9 +62,12 @@ def measure(
     for name in strategies:
         by_hand = "reduce_scatter" in inspect.signature(get(name).load().shard).parameters
         options = {"reduce_scatter": "backend"} if by_hand else None
-        result = train(name, config, steps=steps, batch=batch, options=options, record_step=steps - 1, allocations=True)
-        look = not get(name).extra
-        found[name] = result, snapshots(name, config, batch=batch, options=options) if look else None
+        look = None if get(name).extra else steps
+        result = train(
+            name, config, steps=steps + 1, batch=batch, options=options, record_step=steps - 1, allocations=True,
+            lifecycle_step=look, outliving=True,
+        )  # fmt: skip
+        found[name] = replace(result, lifecycle=None), None if look is None else snapshots(result.lifecycle)
     return found
 
 

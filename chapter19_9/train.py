@@ -12,7 +12,7 @@ together see what one process sees. What is measured around a step is in ``watch
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,11 +26,12 @@ from chapter19_9 import combining, strategies
 from chapter19_9.checks import check_batch, check_gradients, check_optimizer, check_steps, micro_batches
 from chapter19_9.precision import Mixed, checkpoint_blocks
 from chapter19_9.recorded import Recorded, unsharded
-from chapter19_9.strategies.shards import global_norm
 from chapter19_9.watching import (
     at_hand,
     bucket_bytes,
     digest_of,
+    gradient_norm,
+    gradient_storages,
     mean_over_ranks,
     now,
     on_any_rank,
@@ -41,7 +42,7 @@ from chapter19_9.watching import (
 from d2l_utils.agree import largest_difference, ranks_agree
 from d2l_utils.memory import Held, held
 from d2l_utils.text import sequences
-from d2l_utils.throttle import Link, Throttle
+from d2l_utils.throttle import Link, throttles
 from d2l_utils.transformer import Transformer, TransformerConfig
 
 __all__ = [
@@ -71,12 +72,12 @@ class Result:
     agree          : all ranks end with exactly the same weights. Of weights in shards: each rank gathers the
                      same whole ones. None where it was not asked.
     changed        : training changed the weights.
-    recording      : the recorded step (``d2l_utils.events.Recording``), or None.
-    peak           : most bytes in the recorded step: the model states at its start, and what it took on top of
+    recordings     : the recorded steps (``d2l_utils.events.Recording``); ``recording`` is the last, or None.
+    peak           : most bytes in the last recorded step: the model states at its start, and what it took on top of
                      them (gathered weights, gradients, activations); None unless ``allocations``.
-    saved          : bytes that the recorded step's largest forward saved for its backward, without weights; None
+    saved          : bytes that this step's largest forward saved for its backward, without weights; None
                      unless ``allocations``.
-    lifecycle      : that step, for ``chapter19_9.lifecycle.frames``, or None.
+    lifecycle      : ``lifecycle_step``, for ``chapter19_9.lifecycle.frames``, or None.
     weights, gradients : whole ones by parameter name, on the CPU, after the last step; None unless asked for.
     """
 
@@ -91,12 +92,16 @@ class Result:
     held: Held
     agree: bool | None
     changed: bool
-    recording: Any = None
+    recordings: tuple[Any, ...] = ()
     peak: int | None = None
     saved: int | None = None
     lifecycle: Any = None
     weights: dict[str, Tensor] | None = None
     gradients: dict[str, Tensor] | None = None
+
+    @property
+    def recording(self) -> Any:
+        return self.recordings[-1] if self.recordings else None
 
 
 def train(
@@ -116,10 +121,11 @@ def train(
     average: bool = False,
     sync_every: bool | None = None,
     seed_by_rank: bool = False,
-    link: Link | None = None,
-    record_step: int | None = None,
+    link: Link | Sequence[Link | None] | None = None,
+    record_step: int | Collection[int] | None = None,
     allocations: bool = False,
     lifecycle_step: int | None = None,
+    outliving: bool = False,
     differences: bool = False,
     weights: bool = False,
     agreement: bool = True,
@@ -140,9 +146,10 @@ def train(
     seed_by_rank  : give each rank's model other first weights; a strategy that starts by making them equal
                     must cope.
     link          : hold the steps' collectives back as a link of this bandwidth and latency would
-                    (``d2l_utils.throttle``); None lets them go at once.
-    record_step   : number of the step to record, from 0; ``allocations`` adds its memory curve.
-    lifecycle_step: number of another step, to record for the lifecycle; float32 in one pass only.
+                    (``d2l_utils.throttle``); None lets them go at once. Several: one for each step.
+    record_step   : number of the step to record, from 0, or several; ``allocations`` adds the memory curve.
+    lifecycle_step: number of another step, to record for the lifecycle; float32 in one pass only. ``outliving`` counts
+                    as gradients there what keeps its memory when they are forgotten, such as DDP's buckets.
     differences, weights : measure these for the result too. agreement: ask whether the ranks agree at the end, which
                     gathers weights that are in shards, one by one.
 
@@ -160,8 +167,8 @@ def train(
         options=settings,
     )
     mine = micro_batches(batch, n, accumulation, samples)
-    check_steps(steps, record_step, lifecycle_step)
-    if lifecycle_step is not None and (precision != "fp32" or accumulation > 1 or checkpointing):
+    to_record = check_steps(steps, record_step, lifecycle_step)
+    if lifecycle_step is not None and ("dtype" in settings or precision != "fp32" or accumulation > 1 or checkpointing):
         raise ValueError(f"lifecycle_step is {lifecycle_step}: a lifecycle is of one pass in fp32, not checkpointed")
     module, mixed = facts.load(), Mixed(precision, facts, device)
     settings |= mixed.settings | ({"bucket_mb": bucket_mb} if bucket_mb is not None else {})
@@ -186,7 +193,7 @@ def train(
     parts = getattr(module, "gradient_parts", None)
     kept_of, standing = getattr(module, "parameter_parts", None), getattr(module, "standing", None)
     check_optimizer(model, optimizer)
-    slowed = nullcontext() if link is None else Throttle(link, model)
+    slowed = throttles(link, steps, model)
     backward = partial(module.backward, model) if hasattr(module, "backward") else Tensor.backward
     pause = getattr(module, "accumulating", None)
     pausing = nullcontext if pause is None or sync_every else lambda: pause(model)
@@ -194,16 +201,17 @@ def train(
     before = digest_of(at_hand(own_weights(model)))
 
     kept: dict[str, list[float]] = {name: [] for name in ("losses", "local", "norms", "seconds", "differences")}
-    recording, peak, saved, lifecycle = None, None, None, None
+    recordings, peak, saved, lifecycle = [], None, None, None
     own = [sum(passes) for passes in mine]
     for step in range(steps):
         rows = sequences(config.length, batch, offset=step * batch).split(own)[rank].to(device)
         tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+        forgotten = gradient_storages(model) if outliving and step == lifecycle_step else []
         optimizer.zero_grad()  # before the recording: it cannot see the end of what was allocated earlier
         states = partial(held, model, optimizer, parameters=kept_of(model) if kept_of else ())
         at_start = states(gradients=standing(model) if standing else ()).total + bucket_bytes(model)
-        watched = step == record_step, allocations, step == lifecycle_step
-        with slowed, recorder(model, optimizer, *watched) as (recorded, for_backward):
+        watched = step in to_record, allocations, step == lifecycle_step, forgotten
+        with slowed[step], recorder(model, optimizer, *watched) as (recorded, for_backward):
             start = now(device)
             loss = forward_backward(model, tokens, targets, mine[rank], pausing, mixed, batch / n, backward)
             if average:
@@ -216,7 +224,7 @@ def train(
         if step == lifecycle_step:
             lifecycle = Recorded(strategy, recorded, sizes, at_start)
         elif recorded is not None:
-            recording = recorded
+            recordings.append(recorded)
             peak = None if recorded.peak is None else at_start + recorded.peak
             saved = for_backward.bytes if for_backward else None
         kept["local"].append(loss.item())
@@ -241,7 +249,7 @@ def train(
         held=states(gradients=parts(model) if parts else ()),
         agree=agree,
         changed=changed,
-        recording=recording,
+        recordings=tuple(recordings),
         peak=peak,
         saved=saved,
         lifecycle=lifecycle,
@@ -295,16 +303,3 @@ def average_gradients(model: nn.Module) -> None:
         if parameter.grad is not None:  # a frozen one has none
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
-
-
-def gradient_norm(
-    model: nn.Module, parts: Callable[[nn.Module], Iterable[Tensor]] | None = None, limit: float | None = None
-) -> float:
-    """2-norm of all of the model's gradients, as one vector; scaled down to ``limit`` when it is more.
-
-    parts: of a gradient that lies in parts on the ranks, gives this rank's; else this rank has all of it.
-    """
-    if parts is not None:
-        return global_norm(parts(model), limit)
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return global_norm(gradients, limit, alone=True)

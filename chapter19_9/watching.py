@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from chapter19_9.strategies.shards import Flat
+from chapter19_9.strategies.shards import Flat, global_norm
 from d2l_utils.agree import digest
 from d2l_utils.device import rank_device
 from d2l_utils.saved import SavedBytes
@@ -74,11 +75,31 @@ def on_any_rank(yes: bool, device: torch.device) -> bool:
     return bool(answer)
 
 
+def gradient_norm(
+    model: nn.Module, parts: Callable[[nn.Module], Iterable[Tensor]] | None = None, limit: float | None = None
+) -> float:
+    """2-norm of all of the model's gradients, as one vector; scaled down to ``limit`` when it is more.
+
+    parts: of a gradient that lies in parts on the ranks, gives this rank's; else this rank has all of it.
+    """
+    if parts is not None:
+        return global_norm(parts(model), limit)
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return global_norm(gradients, limit, alone=True)
+
+
 def bucket_bytes(model: nn.Module) -> int:
     """Bytes of DDP's buckets, which stay when the gradients that are views of them are forgotten."""
     if not isinstance(model, nn.parallel.DistributedDataParallel):
         return 0
     return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+
+
+def gradient_storages(model: nn.Module) -> list[Any]:
+    """Weak references to the storages that this rank's gradients are in."""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    storages = [getattr(gradient, "_local_tensor", gradient).untyped_storage() for gradient in gradients]
+    return [weakref.ref(storage) for storage in {storage._cdata: storage for storage in storages}.values()]
 
 
 def weights_in_use(model: nn.Module) -> Iterator[Tensor]:
@@ -93,21 +114,33 @@ def weights_in_use(model: nn.Module) -> Iterator[Tensor]:
 
 
 def recorder(
-    model: nn.Module, optimizer: Any, wanted: bool, allocations: bool, holdings: bool = False
+    model: nn.Module,
+    optimizer: Any,
+    wanted: bool,
+    allocations: bool,
+    holdings: bool = False,
+    forgotten: Sequence[Any] = (),
 ) -> AbstractContextManager[Any]:
     """Records the step inside it when ``wanted``: gives (recording, saved bytes), else (None, None). holdings: with
-    what the lifecycle needs, which is too slow to time."""
+    what the lifecycle needs, which is too slow to time; ``forgotten`` storages count as gradients while they live."""
     if holdings:
-        return _held_recorder(model, optimizer)
+        return _held_recorder(model, optimizer, forgotten)
     return _recorder(model, optimizer, allocations) if wanted else nullcontext((None, None))
 
 
 @contextmanager
-def _held_recorder(model: nn.Module, optimizer: Any) -> Iterator[tuple[Any, None]]:
-    from chapter19_9.recorded import kept
+def _held_recorder(model: nn.Module, optimizer: Any, forgotten: Sequence[Any]) -> Iterator[tuple[Any, None]]:
+    from chapter19_9.recorded import ROOT, kept
     from d2l_utils.record import record
 
-    with record(model, optimizer, allocations=True, holdings=lambda: kept(model, optimizer)) as recording:
+    def further() -> Iterator[tuple[str, str, Tensor]]:
+        yield from kept(model, optimizer)
+        again = {reference()._cdata for reference in gradient_storages(model)}
+        for storage in filter(None, (reference() for reference in forgotten)):
+            if storage._cdata not in again:
+                yield "gradients", ROOT, torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+    with record(model, optimizer, allocations=True, holdings=further) as recording:
         yield recording, None
 
 

@@ -19,7 +19,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +31,7 @@ from d2l_utils.events import Event
 from d2l_utils.link import Link
 from d2l_utils.traffic import sent_on_ring
 
-__all__ = ["Link", "Throttle", "Transfer", "recorded"]
+__all__ = ["Link", "Throttle", "Transfer", "recorded", "throttles"]
 
 # The methods of a process group that torch.distributed's functions call, in all its versions. Others (gather,
 # scatter, all_to_all) pass as they are, and so does what C++ asks for without Python: see ``Throttle``.
@@ -234,6 +234,20 @@ class Throttle:
         self._asked.put(None)
         for thread in threads:
             thread.join()
+
+
+def throttles(
+    link: Link | Sequence[Link | None] | None, steps: int, model: nn.Module
+) -> list[contextlib.AbstractContextManager[Any]]:
+    """What each step goes through: the same link in all of them, or one for each; without a link, nothing.
+
+    Raises ValueError when there are not as many links as steps.
+    """
+    links = [link] * steps if link is None or isinstance(link, Link) else list(link)
+    if len(links) != steps:
+        raise ValueError(f"link has {len(links)} links: it must be one for each of {steps} steps, or one for all")
+    made = {one: contextlib.nullcontext() if one is None else Throttle(one, model) for one in links}
+    return [made[one] for one in links]
 
 
 def recorded(rank: int, began: int, seconds: float) -> list[Event]:

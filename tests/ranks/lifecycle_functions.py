@@ -4,7 +4,8 @@ import torch
 import torch.distributed as dist
 
 from chapter19_9 import strategies
-from chapter19_9.recorded import kept, recorded_step
+from chapter19_9.recorded import kept
+from chapter19_9.train import train
 from d2l_utils.device import rank_device
 from d2l_utils.record import record
 from d2l_utils.text import sequences
@@ -16,9 +17,14 @@ CONFIG = TransformerConfig(layers=3, width=32, heads=2, length=16)
 def recorded_steps(names, config, batch=12, options=None):
     """A recorded step of each strategy; "zero3+" is zero3 with prefetch."""
     return {
-        name: recorded_step(
-            name.removesuffix("+"), config, batch=batch, options={"prefetch": True} if name.endswith("+") else options
-        )
+        name: train(
+            name.removesuffix("+"),
+            config,
+            steps=3,
+            batch=batch,
+            lifecycle_step=2,
+            options={"prefetch": True} if name.endswith("+") else options,
+        ).lifecycle
         for name in names
     }
 

@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 
 from chapter19_9.lifecycle import Broken, frames, lifecycle
-from chapter19_9.recorded import recorded_step
 from chapter19_9.strategies import STRATEGIES
+from chapter19_9.train import train
 from d2l_utils import launch
 from d2l_utils.events import on_one_clock
 from d2l_utils.transformer import TransformerConfig
@@ -281,5 +281,5 @@ def test_from_a_name_to_frames():
     assert shown.title == "FSDP2, reshard after forward, 2 ranks"
     assert shown.blocks == ("", *BLOCKS)
     assert shown.rest == ("tokens", "positions", "norm", "head")
-    with pytest.raises(ValueError, match="dtype"):
-        recorded_step("zero1", options={"dtype": "bfloat16"})
+    with pytest.raises(ValueError, match="lifecycle_step is 2: a lifecycle is of one pass in fp32"):
+        train("zero1", steps=3, lifecycle_step=2, options={"dtype": "bfloat16"})

@@ -4,6 +4,8 @@ First weights differ by rank, so a missing broadcast fails. Tolerance: 1e-5 rela
 order differ by some 1e-7.
 """
 
+import re
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from chapter19_9 import theory
 from chapter19_9.compare import compare, main, table
 from chapter19_9.train import train
 from d2l_utils import LaunchError, launch
+from d2l_utils.link import Link
 from d2l_utils.memory import Sizes
 from d2l_utils.text import sequences
 from d2l_utils.transformer import Transformer, TransformerConfig
@@ -129,6 +132,19 @@ def test_a_recorded_step_says_its_peak_and_the_run_is_the_same(reference):
     assert {"forward", "backward", "optimizer", "collective"} <= {event.kind for event in result.recording.events}
     assert_same(result, reference(CONFIG))
     assert run(2, strategy="ddp")[0].recording is None
+
+
+def test_several_steps_are_recorded_and_each_step_may_have_its_link():
+    settings = {"config": CONFIG, "steps": 3, "batch": 2}
+    result = train("single", record_step=(0, 2), link=[None, Link(1.0), None], **settings)
+    first, last = result.recordings
+    assert first.began < last.began and result.recording is last
+    for changed, message in (
+        ({"record_step": [0, 3]}, "record_step is [0, 3]: it must be from 0 to 2"),
+        ({"link": [None, None]}, "link has 2 links: it must be one for each of 3 steps"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            train("single", **settings, **changed)
 
 
 def test_D11_the_loss_is_the_mean_over_the_ranks():

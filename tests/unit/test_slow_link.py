@@ -1,6 +1,7 @@
 """A step behind a link, on plans made by hand; and the table's own arithmetic."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +43,14 @@ def test_latency_counts_for_each_hop_and_a_free_link_costs_what_was_real():
     plan = Plan(1.0, (asked(MB, 0.5, 0.5, "all_reduce", real=0.25),))
     assert plan.seconds(FREE) == pytest.approx(1.25)
     assert plan.seconds(Link(math.inf, 0.1)) == pytest.approx(1.45)
+
+
+def test_the_backend_too_does_one_thing_at_a_time():
+    two = (asked(MB, 0.0, 1.0, real=0.5), asked(MB, 0.0, 1.0, real=0.5))
+    assert Plan(1.0, two).seconds(FREE) == pytest.approx(1.0), "both hide"
+    assert Plan(0.4, tuple(replace(one, by=0.4) for one in two)).seconds(FREE) == pytest.approx(1.0)
+    # a slow link brings them apart: the backend has done the first when the second comes
+    assert Plan(1.0, two).seconds(Link(1 * MB)) == pytest.approx(2.5)
 
 
 def test_the_crossover_is_where_both_take_as_long():
