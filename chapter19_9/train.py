@@ -12,9 +12,9 @@ together see what one process sees. What is measured around a step is in ``watch
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,14 +23,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from chapter19_9 import combining, strategies
-from chapter19_9.checks import check_batch, check_gradients, check_optimizer, check_steps, micro_batches
+from chapter19_9.checks import (
+    check_batch,
+    check_checkpoints,
+    check_gradients,
+    check_optimizer,
+    check_steps,
+    micro_batches,
+)
 from chapter19_9.precision import Mixed, checkpoint_blocks
 from chapter19_9.recorded import Recorded, unsharded
-from chapter19_9.strategies.shards import global_norm
+from chapter19_9.result import Result
+from chapter19_9.resuming.checkpoint import Checkpoints
 from chapter19_9.watching import (
     at_hand,
     bucket_bytes,
     digest_of,
+    gradient_norm,
     mean_over_ranks,
     now,
     on_any_rank,
@@ -39,7 +48,7 @@ from chapter19_9.watching import (
     whole,
 )
 from d2l_utils.agree import largest_difference, ranks_agree
-from d2l_utils.memory import Held, held
+from d2l_utils.memory import held
 from d2l_utils.text import sequences
 from d2l_utils.throttle import Link, Throttle
 from d2l_utils.transformer import Transformer, TransformerConfig
@@ -55,48 +64,6 @@ __all__ = [
 ]
 
 DEFAULT = TransformerConfig()
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one rank saw of a training run. Lists have one value a step.
-
-    losses         : mean loss over the whole global batch, in nats; the same on every rank. Before the
-                     step's update.
-    local_losses   : mean loss over this rank's own part.
-    gradient_norms : 2-norm of the whole gradient, after any averaging and before any clipping.
-    seconds        : forward, backward and optimizer step; the first includes torch's own warm-up.
-    differences    : largest difference between the ranks' weights after the step; empty unless asked for.
-    held           : bytes held after the last step, gradients included.
-    agree          : all ranks end with exactly the same weights. Of weights in shards: each rank gathers the
-                     same whole ones.
-    changed        : training changed the weights.
-    recording      : the recorded step (``d2l_utils.events.Recording``), or None.
-    peak           : most bytes in the recorded step: the model states at its start, and what it took on top of
-                     them (gathered weights, gradients, activations); None unless ``allocations``.
-    saved          : bytes that the recorded step's largest forward saved for its backward, without weights; None
-                     unless ``allocations``.
-    lifecycle      : that step, for ``chapter19_9.lifecycle.frames``, or None.
-    weights, gradients : whole ones by parameter name, on the CPU, after the last step; None unless asked for.
-    """
-
-    strategy: str
-    rank: int
-    world_size: int
-    losses: list[float]
-    local_losses: list[float]
-    gradient_norms: list[float]
-    seconds: list[float]
-    differences: list[float]
-    held: Held
-    agree: bool
-    changed: bool
-    recording: Any = None
-    peak: int | None = None
-    saved: int | None = None
-    lifecycle: Any = None
-    weights: dict[str, Tensor] | None = None
-    gradients: dict[str, Tensor] | None = None
 
 
 def train(
@@ -122,6 +89,7 @@ def train(
     lifecycle_step: int | None = None,
     differences: bool = False,
     weights: bool = False,
+    checkpoints: Checkpoints | None = None,
 ) -> Result:
     """Train the toy Transformer on this rank's part of the text, as one of the ranks of the process group.
 
@@ -143,6 +111,7 @@ def train(
     record_step   : number of the step to record, from 0; ``allocations`` adds its memory curve.
     lifecycle_step: number of another step, to record for the lifecycle; float32 in one pass only.
     differences, weights : measure these for the result too.
+    checkpoints   : where to save, and to go on from the newest; ``steps`` counts those behind it too.
 
     Raises ValueError before the first step when an argument does not fit, or the ranks start from different
     weights.
@@ -159,6 +128,8 @@ def train(
     )
     mine = micro_batches(batch, n, accumulation, samples)
     check_steps(steps, record_step, lifecycle_step)
+    if checkpoints:
+        check_checkpoints(facts, n, precision, average)
     if lifecycle_step is not None and (precision != "fp32" or accumulation > 1 or checkpointing):
         raise ValueError(f"lifecycle_step is {lifecycle_step}: a lifecycle is of one pass in fp32, not checkpointed")
     module, mixed = facts.load(), Mixed(precision, facts, device)
@@ -189,12 +160,13 @@ def train(
     pause = getattr(module, "accumulating", None)
     pausing = nullcontext if pause is None or sync_every else lambda: pause(model)
     own_weights = kept_of or nn.Module.parameters
+    first = checkpoints.resume(model, optimizer, steps) if checkpoints else 0
     before = digest_of(at_hand(own_weights(model)))
 
     kept: dict[str, list[float]] = {name: [] for name in ("losses", "local", "norms", "seconds", "differences")}
     recording, peak, saved, lifecycle = None, None, None, None
     own = [sum(passes) for passes in mine]
-    for step in range(steps):
+    for step in range(first, steps):
         rows = sequences(config.length, batch, offset=step * batch).split(own)[rank].to(device)
         tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
         optimizer.zero_grad()  # before the recording: it cannot see the end of what was allocated earlier
@@ -222,6 +194,8 @@ def train(
         kept["norms"].append(gradient_norm(model, parts) if norm is None else norm)
         if differences:
             kept["differences"].append(largest_difference([tensor for _, tensor in weights_of()]))
+        if checkpoints:
+            checkpoints.after(step + 1, model, optimizer)
     changed = on_any_rank(digest_of(at_hand(own_weights(model))) != before, device)
     after = digest_of(tensor for _, tensor in weights_of())
     return Result(
@@ -242,6 +216,7 @@ def train(
         lifecycle=lifecycle,
         weights={name: tensor.cpu().clone() for name, tensor in weights_of()} if weights else None,
         gradients={name: tensor.cpu().clone() for name, tensor in gradients_of()} if weights else None,
+        first=first,
     )
 
 
@@ -290,16 +265,3 @@ def average_gradients(model: nn.Module) -> None:
         if parameter.grad is not None:  # a frozen one has none
             dist.all_reduce(parameter.grad)
             parameter.grad /= dist.get_world_size()
-
-
-def gradient_norm(
-    model: nn.Module, parts: Callable[[nn.Module], Iterable[Tensor]] | None = None, limit: float | None = None
-) -> float:
-    """2-norm of all of the model's gradients, as one vector; scaled down to ``limit`` when it is more.
-
-    parts: of a gradient that lies in parts on the ranks, gives this rank's; else this rank has all of it.
-    """
-    if parts is not None:
-        return global_norm(parts(model), limit)
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    return global_norm(gradients, limit, alone=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from chapter19_9.strategies.shards import Flat
+from chapter19_9.strategies.shards import Flat, global_norm
 from d2l_utils.agree import digest
 from d2l_utils.device import rank_device
 from d2l_utils.saved import SavedBytes
@@ -121,3 +121,16 @@ def _recorder(model: nn.Module, optimizer: Any, allocations: bool) -> Iterator[t
             return
         with SavedBytes(model, lambda: weights_in_use(model)) as saved:
             yield recording, saved
+
+
+def gradient_norm(
+    model: nn.Module, parts: Callable[[nn.Module], Iterable[Tensor]] | None = None, limit: float | None = None
+) -> float:
+    """2-norm of all of the model's gradients, as one vector; scaled down to ``limit`` when it is more.
+
+    parts: of a gradient that lies in parts on the ranks, gives this rank's; else this rank has all of it.
+    """
+    if parts is not None:
+        return global_norm(parts(model), limit)
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return global_norm(gradients, limit, alone=True)
