@@ -23,7 +23,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from chapter19_9.resuming.named import MODEL, put, states
+from chapter19_9.resuming.named import put, states
 from chapter19_9.strategies.shards import place
 
 _NAME = re.compile(r"step-(\d{6,})")
@@ -58,7 +58,7 @@ class Checkpoints:
         done = step_of(path)
         if done >= steps:
             raise ValueError(f"steps is {steps}: {path} has {done} behind it, so it must be more")
-        load(path, model, optimizer, self.optimizer)
+        load(path, model, optimizer if self.optimizer else None)
         return done
 
     def after(self, step: int, model: nn.Module, optimizer: Any) -> None:
@@ -83,16 +83,13 @@ def save(folder: str | Path, step: int, model: nn.Module, optimizer: Any) -> Pat
     return final
 
 
-def load(path: str | Path, model: nn.Module, optimizer: Any, with_optimizer: bool = True) -> None:
-    """Fill the model and its optimizer, each rank reading what it needs from whichever file has it. Every rank must
-    call it. Raises ValueError when the checkpoint is damaged or is of another model."""
+def load(path: str | Path, model: nn.Module, optimizer: Any = None) -> None:
+    """Fill the model and its optimizer, each rank reading what it needs from whichever file has it. Without an optimizer,
+    weights only. Every rank must call it. Raises ValueError when the checkpoint is damaged or is of another model."""
     saved = check(path).state_dict_metadata
     with _quiet():
         wanted = states(model, optimizer)
-        for name, tensor in [*wanted.items()]:
-            if not (with_optimizer or name.startswith(MODEL)):
-                del wanted[name]
-                continue
+        for name, tensor in wanted.items():
             has = getattr(saved.get(name), "size", None)
             if has != tensor.size():
                 found = "is not in it" if has is None else f"has shape {tuple(has)} there"

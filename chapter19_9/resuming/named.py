@@ -30,31 +30,41 @@ MODEL, STATE = "model.", "optimizer.state."
 _FLAT_NAMES = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
-def states(model: nn.Module, optimizer: Any) -> dict[str, Any]:
+def states(model: nn.Module, optimizer: Any = None) -> dict[str, Any]:
     """{name: tensor} of weights and optimizer states: whole ones, DTensors, or ``Pieces``. To be filled in place.
 
-    An optimizer that has not taken a step yet gets its states, without changing a weight. Every rank must call it.
+    An optimizer that has not taken a step yet gets its states, without changing a weight; without an optimizer they are
+    left out. Every rank must call it.
     """
+    weights = _flat_weights(model) if "flats" in vars(model) else get_model_state_dict(model)
+    found = {f"{MODEL}{name}": tensor for name, tensor in dict(weights).items()}
+    if optimizer is not None:
+        found |= {f"{STATE}{name}": tensor for name, tensor in _optimizer_states(model, optimizer)}
+    return found
+
+
+def _flat_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from not_flat(model)
+    for flat in flats_of(model):
+        yield from pieces(flat, flat.shard.detach(), every_name=True)
+
+
+def _optimizer_states(model: nn.Module, optimizer: Any) -> Iterator[tuple[str, Any]]:
     if "flats" in vars(model):
         inner = getattr(optimizer, "optim", optimizer)
         begin(inner)
-        found = {f"{MODEL}{name}": tensor for name, tensor in not_flat(model)}
         for flat in flats_of(model):
-            for name, piece in pieces(flat, flat.shard.detach(), every_name=True):
-                found[f"{MODEL}{name}"] = piece
             for key, state in inner.state.get(flat.shard, {}).items():
-                for name, piece in pieces(flat, state):
-                    found[f"{STATE}{name}.{key}"] = piece
-        return found
-    found: dict[str, Any] = {f"{MODEL}{name}": tensor for name, tensor in get_model_state_dict(model).items()}
-    if isinstance(optimizer, ZeroRedundancyOptimizer):  # this rank has all states of some parameters
+                yield from ((f"{name}.{key}", piece) for name, piece in pieces(flat, state))
+    elif isinstance(optimizer, ZeroRedundancyOptimizer):  # this rank has all states of some parameters
         begin(optimizer.optim)
         names = {id(parameter): name.removeprefix("module.") for name, parameter in model.named_parameters()}
         for parameter, own in optimizer.optim.state.items():
-            found |= {f"{STATE}{names[id(parameter)]}.{key}": state for key, state in own.items()}
-        return found
-    torchs = get_optimizer_state_dict(model, optimizer, options=_FLAT_NAMES)
-    return found | {f"optimizer.{name}": state for name, state in torchs.items() if name.startswith("state.")}
+            yield from ((f"{names[id(parameter)]}.{key}", state) for key, state in own.items())
+    else:
+        for name, state in get_optimizer_state_dict(model, optimizer, options=_FLAT_NAMES).items():
+            if name.startswith("state."):
+                yield name.removeprefix("state."), state
 
 
 def put(model: nn.Module, optimizer: Any, filled: Mapping[str, Tensor]) -> None:
@@ -64,12 +74,10 @@ def put(model: nn.Module, optimizer: Any, filled: Mapping[str, Tensor]) -> None:
             flat.refresh()
         return
     set_model_state_dict(model, {n.removeprefix(MODEL): t for n, t in filled.items() if n.startswith(MODEL)})
-    mine = {name.removeprefix("optimizer."): tensor for name, tensor in filled.items() if name.startswith(STATE)}
-    if mine and not isinstance(optimizer, ZeroRedundancyOptimizer):
-        own: dict[str, Any] = get_optimizer_state_dict(
-            model, optimizer, options=_FLAT_NAMES
-        )  # with the script's settings
-        set_optimizer_state_dict(model, optimizer, own | mine, options=_FLAT_NAMES)
+    if optimizer is not None and not isinstance(optimizer, ZeroRedundancyOptimizer):
+        mine = {name.removeprefix("optimizer."): tensor for name, tensor in filled.items() if name.startswith(STATE)}
+        settings: dict[str, Any] = get_optimizer_state_dict(model, optimizer, options=_FLAT_NAMES)
+        set_optimizer_state_dict(model, optimizer, settings | mine, options=_FLAT_NAMES)
 
 
 @torch.no_grad()
