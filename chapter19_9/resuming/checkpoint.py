@@ -67,8 +67,9 @@ class Checkpoints:
             save(self.folder, step, model, optimizer)
 
 
-def save(folder: str | Path, step: int, model: nn.Module, optimizer: Any) -> Path:
-    """Write the checkpoint of ``step`` steps, each rank its own part; returns its path. Every rank must call it."""
+def save(folder: str | Path, step: int, model: nn.Module, optimizer: Any = None) -> Path:
+    """Write the checkpoint of ``step`` steps, each rank its own part; returns its path. Without an optimizer, weights only.
+    Every rank must call it."""
     final = Path(folder) / f"step-{step:06}"
     draft = final.with_suffix(".draft")
     if place()[0] == 0:
