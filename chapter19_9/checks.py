@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
+    from chapter19_9.strategies import Strategy
+
 
 def check_batch(batch: int, ranks: int, accumulation: int = 1) -> int:
     """Samples of one rank and backward pass. ValueError when ``batch`` does not divide by ranks x
@@ -57,6 +59,16 @@ def check_steps(steps: int, record_step: int | Collection[int] | None, lifecycle
     if lifecycle_step is not None and (lifecycle_step not in range(steps) or lifecycle_step in wanted):
         raise ValueError(f"lifecycle_step is {lifecycle_step!r}: it must be a step of its own from 0 to {steps - 1}")
     return {step for step in wanted if step is not None}
+
+
+def check_checkpoints(facts: Strategy, ranks: int, precision: str, average: bool) -> None:
+    """ValueError where a checkpoint would not be the training's state: unequal copies, a state that is not in it."""
+    if facts.extra:
+        raise ValueError(f"checkpoints: strategy {facts.name!r} keeps its states, and saves them, in its own way")
+    if facts.name == "single" and ranks > 1 and not average:
+        raise ValueError("checkpoints: with strategy 'single' each rank has other weights, and one copy is saved")
+    if precision == "fp16":
+        raise ValueError("checkpoints: precision 'fp16' has a loss scale, which is not saved; allowed: fp32, bf16")
 
 
 def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

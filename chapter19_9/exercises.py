@@ -162,6 +162,21 @@ def _through_gloo(results: list[Any], n: int) -> str | None:
     return None
 
 
+def _read_back(results: list[Any], n: int) -> str | None:
+    """Each rank returns (numbers, files): its share of the ten, and which of the four files it read for them."""
+    size = -(-10 // n)
+    for rank, (numbers, files) in enumerate(results):
+        places = range(min(10, rank * size), min(10, (rank + 1) * size))
+        if list(numbers) != [SAVED[at // 3][at % 3] for at in places]:
+            return f"rank {rank} has {list(numbers)}, expected {[SAVED[at // 3][at % 3] for at in places]}"
+        if sorted(files) != sorted({at // 3 for at in places}):
+            return f"rank {rank} read the files {sorted(files)}, and needs {sorted({at // 3 for at in places})}"
+    return None
+
+
+# 19.9.13: what four ranks saved of a vector of ten
+SAVED = [[1, 1, 2], [3, 5, 8], [13, 21, 34], [55]]
+
 EXERCISES = {
     # 19.9.1: rank r holds r + 1; every rank returns the mean over the ranks, from an all-gather
     "average": Exercise((1, 2, 3, 4), _all_close(lambda rank, n: (n + 1) / 2)),
@@ -198,6 +213,8 @@ EXERCISES = {
     "on the wire": Exercise((2, 4), _through_gloo),
     # 19.9.11: rank r has the samples 4r .. 4r + 3 and takes one, then three; gradient of the mean, one all-reduce
     "window": Exercise((1, 2, 3), _window),
+    # 19.9.13: a vector of ten in the files of four ranks, read back by n
+    "read back": Exercise((1, 2, 3), _read_back, (("files", SAVED),)),
     # 19.9.11: predicted and measured bytes that a rank sends in a step
     "bytes in bf16": Exercise((1, 2, 4), _predicted),
 }

@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,9 +23,18 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from chapter19_9 import combining, strategies
-from chapter19_9.checks import check_batch, check_gradients, check_optimizer, check_steps, micro_batches
+from chapter19_9.checks import (
+    check_batch,
+    check_checkpoints,
+    check_gradients,
+    check_optimizer,
+    check_steps,
+    micro_batches,
+)
 from chapter19_9.precision import Mixed, checkpoint_blocks
 from chapter19_9.recorded import Recorded, unsharded
+from chapter19_9.result import Result
+from chapter19_9.resuming.checkpoint import Checkpoints
 from chapter19_9.watching import (
     at_hand,
     bucket_bytes,
@@ -40,7 +49,7 @@ from chapter19_9.watching import (
     whole,
 )
 from d2l_utils.agree import largest_difference, ranks_agree
-from d2l_utils.memory import Held, held
+from d2l_utils.memory import held
 from d2l_utils.text import sequences
 from d2l_utils.throttle import Link, throttles
 from d2l_utils.transformer import Transformer, TransformerConfig
@@ -56,52 +65,6 @@ __all__ = [
 ]
 
 DEFAULT = TransformerConfig()
-
-
-@dataclass(frozen=True)
-class Result:
-    """What one rank saw of a training run. Lists have one value a step.
-
-    losses         : mean loss over the whole global batch, in nats; the same on every rank. Before the
-                     step's update.
-    local_losses   : mean loss over this rank's own part.
-    gradient_norms : 2-norm of the whole gradient, after any averaging and before any clipping.
-    seconds        : forward, backward and optimizer step; the first includes torch's own warm-up.
-    differences    : largest difference between the ranks' weights after the step; empty unless asked for.
-    held           : bytes held after the last step, gradients included.
-    agree          : all ranks end with exactly the same weights. Of weights in shards: each rank gathers the
-                     same whole ones. None where it was not asked.
-    changed        : training changed the weights.
-    recordings     : the recorded steps (``d2l_utils.events.Recording``); ``recording`` is the last, or None.
-    peak           : most bytes in the last recorded step: the model states at its start, and what it took on top of
-                     them (gathered weights, gradients, activations); None unless ``allocations``.
-    saved          : bytes that this step's largest forward saved for its backward, without weights; None
-                     unless ``allocations``.
-    lifecycle      : ``lifecycle_step``, for ``chapter19_9.lifecycle.frames``, or None.
-    weights, gradients : whole ones by parameter name, on the CPU, after the last step; None unless asked for.
-    """
-
-    strategy: str
-    rank: int
-    world_size: int
-    losses: list[float]
-    local_losses: list[float]
-    gradient_norms: list[float]
-    seconds: list[float]
-    differences: list[float]
-    held: Held
-    agree: bool | None
-    changed: bool
-    recordings: tuple[Any, ...] = ()
-    peak: int | None = None
-    saved: int | None = None
-    lifecycle: Any = None
-    weights: dict[str, Tensor] | None = None
-    gradients: dict[str, Tensor] | None = None
-
-    @property
-    def recording(self) -> Any:
-        return self.recordings[-1] if self.recordings else None
 
 
 def train(
@@ -129,6 +92,7 @@ def train(
     differences: bool = False,
     weights: bool = False,
     agreement: bool = True,
+    checkpoints: Checkpoints | None = None,
 ) -> Result:
     """Train the toy Transformer on this rank's part of the text, as one of the ranks of the process group.
 
@@ -152,6 +116,7 @@ def train(
                     as gradients there what keeps its memory when they are forgotten, such as DDP's buckets.
     differences, weights : measure these for the result too. agreement: ask whether the ranks agree at the end, which
                     gathers weights that are in shards, one by one.
+    checkpoints   : where to save, and to go on from the newest; ``steps`` counts those behind it too.
 
     Raises ValueError before the first step when an argument does not fit, or the ranks start from different
     weights.
@@ -168,6 +133,8 @@ def train(
     )
     mine = micro_batches(batch, n, accumulation, samples)
     to_record = check_steps(steps, record_step, lifecycle_step)
+    if checkpoints:
+        check_checkpoints(facts, n, precision, average)
     if lifecycle_step is not None and ("dtype" in settings or precision != "fp32" or accumulation > 1 or checkpointing):
         raise ValueError(f"lifecycle_step is {lifecycle_step}: a lifecycle is of one pass in fp32, not checkpointed")
     module, mixed = facts.load(), Mixed(precision, facts, device)
@@ -198,12 +165,13 @@ def train(
     pause = getattr(module, "accumulating", None)
     pausing = nullcontext if pause is None or sync_every else lambda: pause(model)
     own_weights = kept_of or nn.Module.parameters
+    first = checkpoints.resume(model, optimizer, steps) if checkpoints else 0
     before = digest_of(at_hand(own_weights(model)))
 
     kept: dict[str, list[float]] = {name: [] for name in ("losses", "local", "norms", "seconds", "differences")}
     recordings, peak, saved, lifecycle = [], None, None, None
     own = [sum(passes) for passes in mine]
-    for step in range(steps):
+    for step in range(first, steps):
         rows = sequences(config.length, batch, offset=step * batch).split(own)[rank].to(device)
         tokens, targets = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
         forgotten = gradient_storages(model) if outliving and step == lifecycle_step else []
@@ -232,6 +200,8 @@ def train(
         kept["norms"].append(gradient_norm(model, parts) if norm is None else norm)
         if differences:
             kept["differences"].append(largest_difference([tensor for _, tensor in weights_of()]))
+        if checkpoints:
+            checkpoints.after(step + 1, model, optimizer)
     changed = on_any_rank(digest_of(at_hand(own_weights(model))) != before, device)
     agree = None
     if agreement:
@@ -255,6 +225,7 @@ def train(
         lifecycle=lifecycle,
         weights={name: tensor.cpu().clone() for name, tensor in weights_of()} if weights else None,
         gradients={name: tensor.cpu().clone() for name, tensor in gradients_of()} if weights else None,
+        first=first,
     )
 
 

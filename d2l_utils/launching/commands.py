@@ -10,7 +10,7 @@ from d2l_utils.launching import rendezvous
 _WORKER = Path(__file__).resolve().with_name("worker.py")
 
 
-def command_for(script: list[str], world_size: int, nodes: int, python: str) -> str:
+def command_for(script: list[str], world_size: int, nodes: int, python: str, restarts: int = 0) -> str:
     """The plain torchrun command for this script: nothing of the launcher's is in it.
 
     Two simulated nodes are two commands that find each other on this host; on a cluster each node runs one of them.
@@ -18,7 +18,8 @@ def command_for(script: list[str], world_size: int, nodes: int, python: str) -> 
     join = subprocess.list2cmdline if sys.platform == "win32" else shlex.join
     launcher = [python, "-m", "torch.distributed.run"]
     if nodes == 1:
-        return join([*launcher, "--standalone", f"--nproc-per-node={world_size}", *script])
+        again = [f"--max-restarts={restarts}"] if restarts else []
+        return join([*launcher, "--standalone", f"--nproc-per-node={world_size}", *again, *script])
     meet = [
         "--rdzv-backend=c10d",
         "--rdzv-endpoint=127.0.0.1:29400",
@@ -29,7 +30,9 @@ def command_for(script: list[str], world_size: int, nodes: int, python: str) -> 
     return " & ".join([one] * nodes) + " & wait"
 
 
-def agent_arguments(script: list[str], folder: str, world_size: int, nodes: int, warm: bool) -> list[list[str]]:
+def agent_arguments(
+    script: list[str], folder: str, world_size: int, nodes: int, warm: bool, restarts: int = 0
+) -> list[list[str]]:
     """torchrun's arguments, one list a node."""
     worker = ["--run-path", "--start-method=fork", str(_WORKER)] if warm else ["--module", "d2l_utils.launching.worker"]
     return [
@@ -42,6 +45,7 @@ def agent_arguments(script: list[str], folder: str, world_size: int, nodes: int,
             "--rdzv-id=launch",
             "--local-addr=127.0.0.1",
             "--monitor-interval=0.02",
+            f"--max-restarts={restarts}",
             *worker,
             *script,
         ]

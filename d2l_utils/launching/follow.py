@@ -7,10 +7,17 @@ from pathlib import Path
 from d2l_utils.launching import errors, helper, output, ranks
 
 _GRACE = 3.0  # seconds that the others have to end by themselves once a rank has failed
+_NEW_LIFE = 15.0  # seconds that torchrun has, where it may, to end the others and start all ranks anew
 
 
 def follow(
-    line: helper.Line, folder: Path, size: int, timeout: float, mode: str, stop: threading.Event | None
+    line: helper.Line,
+    folder: Path,
+    size: int,
+    timeout: float,
+    mode: str,
+    stop: threading.Event | None,
+    restarts: int = 0,
 ) -> errors.Ending:
     """Reprint output until the launch ends; end it at the deadline, on `stop`, and some time after a rank failed."""
     ending = errors.Ending(states=[], agent_logs=[])
@@ -19,7 +26,7 @@ def follow(
     failed: float | None = None
     delivered: float | None = None
     told: float | None = None
-    looked = 0.0
+    looked, patience = 0.0, _NEW_LIFE if restarts else _GRACE
     begun = time.monotonic()
     try:
         while not line.ended.wait(0.02):
@@ -31,7 +38,10 @@ def follow(
                 elif now - (started or begun + 60) > timeout:  # a minute for starting Python, where that is slow
                     ending.timed_out, told = timeout, now
                     line.send("dump")
-                elif any(since is not None and now - since > _GRACE for since in (failed, delivered)):
+                elif any(
+                    since is not None and now - since > grace
+                    for since, grace in ((failed, patience), (delivered, _GRACE))
+                ):
                     told = (
                         now  # a rank failed, or all have delivered and something that they left keeps torchrun waiting
                     )
@@ -42,8 +52,8 @@ def follow(
             if told is None and now - looked > 0.1:
                 looked = now
                 started = started or (now if any(folder.glob("rank*.ready")) else None)
-                if failed is None and any_failed(folder, size, ending):
-                    failed = now
+                if failed is None or restarts:  # after a restart no rank has failed
+                    failed = (failed or now) if any_failed(folder, size, ending) else None
                 if delivered is None and all(ranks.path(folder, rank, "result").exists() for rank in range(size)):
                     delivered = now
     except BaseException:  # the stop button: the ranks end before the cell does
@@ -64,6 +74,6 @@ def follow(
 
 def any_failed(folder: Path, size: int, ending: errors.Ending) -> bool:
     """Whether a rank has failed, exited, or is gone without a word (which torchrun itself would wait for without end)."""
-    ending.early.update(rank for rank in range(size) if ranks.gone(folder, rank))
+    ending.early = {rank for rank in range(size) if ranks.gone(folder, rank)}
     states = [ranks.read(folder, rank) for rank in range(size)]
     return bool(ending.early) or any(state.error or state.exited for state in states)

@@ -67,6 +67,7 @@ def launch(
     *,
     world_size: int | None = None,
     nodes: int = 1,
+    restarts: int = 0,
     timeout: float = 120.0,
     uses: Iterable[Any] = (),
     output: str = "live",
@@ -79,6 +80,8 @@ def launch(
     in `uses`), or the path of a script (arguments then become `--name=value`). It may return numbers, strings, lists, dicts,
     tensors, numpy arrays. The process group exists when it is called, unless it calls `init_process_group` itself.
     world_size: number of ranks, 1 to 64; else D2L_WORLD_SIZE, else what the machine has. nodes: simulated nodes on this host.
+    restarts: how often torchrun may start all ranks anew when one fails (TORCHELASTIC_RESTART_COUNT tells a rank which life it is in);
+    results are those of the last life.
     timeout: seconds from when the first rank runs the function. output: "live", "ordered" (rank by rank at the end) or "quiet".
     stop: an event that ends the launch from another thread.
 
@@ -86,9 +89,9 @@ def launch(
     """
     begun = time.perf_counter()
     size = check_world_size(world_size)
-    _check(size, nodes, timeout, output, stop)
+    _check(size, nodes, restarts, timeout, output, stop)
     why_cold = environment.why_not_warm(os.environ)
-    name, text = _script_text(function, uses, arguments, size, nodes)
+    name, text = _script_text(function, uses, arguments, size, nodes, restarts)
     if why_cold is None:
         helper.warm_helper()  # imports torch while this process does the same
     choice = choose(size, nodes)
@@ -99,8 +102,8 @@ def launch(
         if text is not None:
             script.write_text(text, encoding="utf-8", errors="surrogateescape")
         extra = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()] if text is None else []
-        line, way = _start(folder, [str(script), *extra], size, nodes, choice, why_cold)
-        ending = follow(line, folder, size, float(timeout), output, stop)
+        line, way = _start(folder, [str(script), *extra], size, nodes, restarts, choice, why_cold)
+        ending = follow(line, folder, size, float(timeout), output, stop, restarts)
         problem = errors.diagnose(ending)
         with collected_later():
             results, unreadable = _results(folder, size)
@@ -118,7 +121,7 @@ def launch(
         owner = Run(
             results=results,
             script=script,
-            command=command_for([str(script), *extra], size, nodes, sys.executable),
+            command=command_for([str(script), *extra], size, nodes, sys.executable, restarts),
             world_size=size,
             nodes=nodes,
             device=choice.device_type,
@@ -161,9 +164,15 @@ def warm_up(world_size: int | None = None) -> Choice:
     return choice
 
 
-def _check(size: int, nodes: Any, timeout: Any, output: Any, stop: Any) -> None:
+def _check(size: int, nodes: Any, restarts: Any, timeout: Any, output: Any, stop: Any) -> None:
     if type(nodes) is not int or nodes < 1 or size % nodes:
         raise ValueError(f"nodes is {nodes!r}: allowed is a whole number from 1 that divides world_size, here {size}")
+    if type(restarts) is not int or not 0 <= restarts <= 10:
+        raise ValueError(f"restarts is {restarts!r}: allowed is a whole number from 0 to 10")
+    if restarts and nodes > 1:
+        raise ValueError(
+            f"restarts is {restarts}: with nodes={nodes} allowed is 0, since simulated nodes restart one by one"
+        )
     if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not (0 < float(timeout) < math.inf):
         raise ValueError(f"timeout is {timeout!r}: allowed is a number of seconds above 0")
     if output not in ("live", "ordered", "quiet"):
@@ -176,7 +185,9 @@ def _check(size: int, nodes: Any, timeout: Any, output: Any, stop: Any) -> None:
         raise FileNotFoundError("the working directory was removed: change to a folder that exists") from error
 
 
-def _script_text(function: Any, uses: Any, arguments: dict[str, Any], size: int, nodes: int) -> tuple[str, str | None]:
+def _script_text(
+    function: Any, uses: Any, arguments: dict[str, Any], size: int, nodes: int, restarts: int
+) -> tuple[str, str | None]:
     """The script's file name and text; for a script of the reader's own its path and None."""
     if isinstance(function, str | os.PathLike):
         path = Path(function).resolve()
@@ -190,18 +201,25 @@ def _script_text(function: Any, uses: Any, arguments: dict[str, Any], size: int,
     # Beside a script called random.py nothing could import random.
     taken = function.__name__ in sys.stdlib_module_names or importlib.util.find_spec(function.__name__) is not None
     name = f"{'run_' if taken else ''}{function.__name__}.py"
-    return name, source.script_for(function, uses, arguments, command_for([name], size, nodes, "python"))
+    return name, source.script_for(function, uses, arguments, command_for([name], size, nodes, "python", restarts))
 
 
 def _start(
-    folder: Path, script: list[str], size: int, nodes: int, choice: Choice, why_cold: str | None
+    folder: Path, script: list[str], size: int, nodes: int, restarts: int, choice: Choice, why_cold: str | None
 ) -> tuple[helper.Line, str]:
     env = environment.for_ranks(os.environ, size, str(folder), choice.device_type, sys.path)
     request = folder / "request.json"
 
     def write(warm: bool) -> None:
-        agents = agent_arguments(script, str(folder), size, nodes, warm)
-        content = {"folder": str(folder), "cwd": os.getcwd(), "env": env, "path": sys.path, "agents": agents}
+        agents = agent_arguments(script, str(folder), size, nodes, warm, restarts)
+        content = {
+            "folder": str(folder),
+            "cwd": os.getcwd(),
+            "env": env,
+            "path": sys.path,
+            "agents": agents,
+            "lives": restarts + 1,
+        }
         request.write_text(json.dumps(content), encoding="utf-8")
 
     if why_cold is None:

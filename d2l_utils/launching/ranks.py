@@ -107,6 +107,15 @@ def read(folder: Path, rank: int) -> RankState:
     return state
 
 
+def new_life(folder: Path, rank: int) -> bool:
+    """Forget what this rank left before torchrun restarted all; False when all had delivered, and one failed after that."""
+    if all(path(folder, other, "result").exists() for other in range(int(os.environ["WORLD_SIZE"]))):
+        return False
+    for what in ("result", "error", "exit"):
+        path(folder, rank, what).unlink(missing_ok=True)
+    return True
+
+
 def gone(folder: Path, rank: int) -> bool:
     """Whether the rank's process has ended without a last word."""
     import psutil

@@ -36,25 +36,29 @@ def create(params: Any) -> Any:
     node, hosting, folder = int(params.config["node"]), params.config["host"] == "1", Path(params.endpoint)
 
     class LoopbackRendezvous(StaticTCPRendezvous):
+        life = 0
+
         def get_backend(self) -> str:
             return NAME
 
         def next_rendezvous(self) -> Any:
-            if self._store is None and hosting:
-                store = host(folder)
+            # A store for each life of the ranks: they would take what the life before left in it for each other's.
+            if hosting:
+                store = host(folder, self.life)
                 self._store, self.master_port = store, store.port
-            elif self._store is None:
-                self.master_port = wait_for_port(folder)
+            else:
+                self.master_port = wait_for_port(folder, self.life)
                 self._store = TCPStore(
                     self.master_addr, self.master_port, is_master=False, timeout=self.timeout, use_libuv=_LIBUV
                 )
+            self.life += 1
             return super().next_rendezvous()
 
     return LoopbackRendezvous("127.0.0.1", 0, node, params.max_nodes, params.run_id, timeout=60)
 
 
-def host(folder: Path) -> Any:
-    """Host the store of one launch on a loopback port of the system's choice, and leave the port in `folder`."""
+def host(folder: Path, life: int = 0) -> Any:
+    """Host a launch's store for one life of its ranks on a loopback port of the system's choice; leave the port in `folder`."""
     from torch.distributed import TCPStore
 
     listener = socket.create_server(("127.0.0.1", 0))
@@ -67,23 +71,24 @@ def host(folder: Path) -> Any:
     store = TCPStore(
         "127.0.0.1", port, is_master=True, wait_for_workers=False, multi_tenant=True, use_libuv=_LIBUV, **options
     )
-    publish(folder, port)
+    publish(folder, port, life)
     return store
 
 
-def publish(folder: Path, port: int) -> None:
+def publish(folder: Path, port: int, life: int = 0) -> None:
     """Leave the port where the others look. Renamed into place, so that nobody reads half a number."""
-    draft = folder / f"{_PORT_FILE}.draft"
+    file = folder / f"{_PORT_FILE}{life}"
+    draft = file.with_suffix(".draft")
     draft.write_text(str(port))
-    draft.replace(folder / _PORT_FILE)
+    draft.replace(file)
 
 
-def wait_for_port(folder: Path, seconds: float = 60.0) -> int:
+def wait_for_port(folder: Path, life: int = 0, seconds: float = 60.0) -> int:
     """The port that the host published in `folder`. TimeoutError when it does not within `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
-            return int((folder / _PORT_FILE).read_text())
+            return int((folder / f"{_PORT_FILE}{life}").read_text())
         except FileNotFoundError:
             time.sleep(0.005)
     raise TimeoutError(f"the store's port was not published within {seconds:.0f} s")

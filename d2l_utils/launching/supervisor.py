@@ -163,13 +163,13 @@ def kill_all(seconds: float = 5.0) -> list[int]:
     return [process.pid for process in left if process.is_running()] if has_children() else []
 
 
-def host_store(folder: str) -> Any:
-    """The store through which the agents and ranks of a warm launch meet; see rendezvous.py for why it lives here."""
+def host_stores(folder: str, lives: int) -> list[Any]:
+    """The stores through which the agents and ranks of a warm launch meet; see rendezvous.py for why they live here."""
     from pathlib import Path
 
     from d2l_utils.launching.rendezvous import host
 
-    return host(Path(folder))
+    return [host(Path(folder), life) for life in range(lives)]
 
 
 def dump_stacks(folder: str) -> None:
@@ -189,7 +189,7 @@ def dump_stacks(folder: str) -> None:
 def run(request: dict[str, Any], line: Any, warm: bool) -> int:
     """Run the launch that `request` describes to its end, report it on the channel, and leave nothing behind.
 
-    request: folder, cwd, env, path (sys.path), agents (a list of torchrun argument lists, one a node).
+    request: folder, cwd, env, path (sys.path), agents (a list of torchrun argument lists, one a node), lives (of the ranks, at most).
     """
     folder = request["folder"]
     prctl(_SET_CHILD_SUBREAPER, 1)
@@ -202,7 +202,7 @@ def run(request: dict[str, Any], line: Any, warm: bool) -> int:
         for i, arguments in enumerate(request["agents"])
     ]
     # Only after the forks: this process must have no thread when it forks.
-    store = host_store(folder) if warm else None
+    stores = host_stores(folder, request["lives"]) if warm else []
     channel = Channel(line.makefile("rb"), line.makefile("wb")) if warm else Channel(line[0], line[1])
     statuses: dict[int, int] = {}
     begun = time.monotonic()
@@ -214,7 +214,7 @@ def run(request: dict[str, Any], line: Any, warm: bool) -> int:
     if channel.dump.is_set():
         dump_stacks(folder)
     left = kill_all()
-    del store
+    del stores
     gone = channel.kernel_gone  # asked before the last word: a kernel that has heard it hangs up too
     if gone or not channel.ended({"statuses": [statuses.get(pid) for pid in agents], "left": left}):
         shutil.rmtree(folder, ignore_errors=True)

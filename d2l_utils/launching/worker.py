@@ -47,6 +47,8 @@ def main(arguments: list[str]) -> None:
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tempfile.tempdir = None
+    if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not ranks.new_life(folder, rank):
+        return
     ranks.write(ranks.path(folder, rank, "pid"), str(os.getpid()).encode())
     _capture_output(ranks.path(folder, rank, "log"))
     stack = open(ranks.path(folder, rank, "stack"), "w", encoding="utf-8")
