@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from d2l_utils.device import Choice, check_world_size, choose
-from d2l_utils.launching import environment, errors, folders, helper, output, ranks, source
+from d2l_utils.launching import environment, errors, folders, helper, output, ranks, recipes, source
 from d2l_utils.launching.commands import agent_arguments, command_for
 from d2l_utils.launching.follow import follow
 
@@ -30,7 +30,8 @@ class Run:
 
     results: what each rank returned, in rank order. script: the file that ran, kept as long as this object lives (`save` copies
     it). command: the torchrun line, fit to paste into a terminal. output: each rank's own text. seconds: from the call to the last
-    result. late_failures: how ranks ended that failed only after they had delivered, by rank; empty as a rule.
+    result. late_failures: how ranks ended that failed only after they had delivered, by rank; empty as a rule. `recipe` and `slurm`:
+    how to run the same script on several machines.
     """
 
     results: list[Any]
@@ -44,6 +45,7 @@ class Run:
     seconds: float
     folder: Path = field(repr=False)
     late_failures: dict[int, str] = field(default_factory=dict)
+    script_arguments: list[str] = field(default_factory=list, repr=False)
 
     @cached_property
     def output(self) -> list[str]:
@@ -59,6 +61,37 @@ class Run:
         target = Path(target) / self.script.name if Path(target).is_dir() else Path(target)
         target.write_bytes(self.script.read_bytes())
         return target
+
+    def recipe(self, nodes: int = 2, ranks_per_node: int | None = None, *, address: str = "ADDRESS") -> str:
+        """What to type in a terminal on each of several machines. ranks_per_node: else this run's ranks, shared out.
+
+        address: the first machine's name or number as the others reach it. ValueError names what cannot be used.
+        """
+        return recipes.recipe_for(self._name(), nodes, self._ranks_per_node(nodes, ranks_per_node), address)
+
+    def slurm(
+        self,
+        nodes: int = 2,
+        ranks_per_node: int | None = None,
+        *,
+        gpus: bool = True,
+        cores_per_rank: int = 4,
+        time: str = "1:00:00",
+        setup: str = "",
+    ) -> str:
+        """A batch file for Slurm's `sbatch`, to be run beside the saved script. ranks_per_node: else this run's ranks, shared out.
+
+        gpus: one for each rank. time: the job's limit in Slurm's form. setup: lines of shell that activate the environment with
+        this package. ValueError names what cannot be used.
+        """
+        share = self._ranks_per_node(nodes, ranks_per_node)
+        return recipes.slurm_for(self._name(), nodes, share, gpus, cores_per_rank, time, setup)
+
+    def _name(self) -> list[str]:
+        return [self.script.name, *self.script_arguments]
+
+    def _ranks_per_node(self, nodes: int, given: int | None) -> int:
+        return recipes.share(self.world_size, nodes) if given is None else given
 
 
 def launch(
@@ -125,6 +158,7 @@ def launch(
             seconds=time.perf_counter() - begun,
             folder=folder,
             late_failures={rank: _ended(code) for rank, code in late.items()},
+            script_arguments=extra,
         )
     weakref.finalize(owner, folders.remove, folder)
     if problem is not None:
