@@ -9,6 +9,7 @@ Environment: D2L_NODE_TIMEOUT, the seconds after which a silent machine is taken
 """
 
 import contextlib
+import ipaddress
 import math
 import os
 import socket
@@ -23,9 +24,10 @@ _FINISHED = 1 << 40  # added to a node's number when it has finished, and need n
 
 
 def several(environ: Mapping[str, str]) -> bool:
-    """Whether torchrun started ranks on other nodes too. What one machine simulates (`launch`) has its own ways."""
+    """Whether torchrun started ranks on other nodes too, and keeps the store through which they meet (as it does by default)."""
     local = environ.get("LOCAL_WORLD_SIZE", environ["WORLD_SIZE"])
-    return "D2L_RUN_FOLDER" not in environ and int(local) < int(environ["WORLD_SIZE"])
+    plain = "D2L_RUN_FOLDER" not in environ  # what one machine simulates under `launch` has its own ways
+    return plain and int(local) < int(environ["WORLD_SIZE"]) and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 @contextlib.contextmanager
@@ -34,16 +36,23 @@ def joined() -> Iterator[None]:
     if not several(os.environ):
         yield
         return
-    limit = node_timeout(os.environ)
-    name = interface(os.environ["MASTER_ADDR"])
-    if name:  # gloo's own choice is where the host name points: on Debian and Ubuntu, to the machine itself
+    from torch.distributed import TCPStore
+
+    limit, place = node_timeout(os.environ), (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    store = TCPStore(*place, is_master=False, timeout=timedelta(minutes=5))
+    if name := interface(store, os.environ):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
-    watch = Watch(os.environ, limit)
+    watch = Watch(store, os.environ, limit)
     try:
         yield
         watch.finished = True
     finally:
         watch.end()
+
+
+def key(environ: Mapping[str, str], node: int, what: str) -> str:
+    """Where the store keeps a fact of a node. A group that torchrun has restarted starts anew."""
+    return f"d2l/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/node{node}/{what}"
 
 
 def node_timeout(environ: Mapping[str, str]) -> float:
@@ -58,20 +67,27 @@ def node_timeout(environ: Mapping[str, str]) -> float:
     return seconds
 
 
-def interface(address: str) -> str | None:
-    """The network interface from which this machine reaches `address`, a name or number; None where it cannot be told."""
+def interface(store: Any, environ: Mapping[str, str]) -> str | None:
+    """The network interface that leads from this machine to the others; None where it cannot be told.
+
+    gloo by itself takes the one that the host's own name points to, which on Debian and Ubuntu is the loopback. It is the one
+    that leads to where the ranks meet, or, on the machine where they meet, to another node.
+    """
     import psutil
 
-    own = _own_address(address)
-    if own is not None and _is_loopback(own) and not _is_loopback(address) and address != "localhost":
-        own = _own_address("192.0.2.1")  # this machine's own name means itself here: take the way to anywhere else
+    node = int(environ["GROUP_RANK"])
+    own = own_address(environ["MASTER_ADDR"])
+    if environ["LOCAL_RANK"] == "0":
+        store.set(key(environ, node, "address"), own or "")
+    if own and ipaddress.ip_address(own).is_loopback:
+        own = own_address(store.get(key(environ, int(node == 0), "address")).decode())
     for name, addresses in psutil.net_if_addrs().items():
-        if own is not None and any(a.address.partition("%")[0] == own for a in addresses):
+        if any(a.address.partition("%")[0] == own for a in addresses):
             return name
     return None
 
 
-def _own_address(address: str) -> str | None:
+def own_address(address: str) -> str | None:
     """The address that packets to `address` would carry as their sender. Nothing is sent."""
     with contextlib.suppress(OSError):
         for family, kind, protocol, _, target in socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM):
@@ -81,23 +97,18 @@ def _own_address(address: str) -> str | None:
     return None
 
 
-def _is_loopback(address: str) -> bool:
-    return address.startswith("127.") or address == "::1"
-
-
 class Watch:
     """This rank's part in watching the machines: it counts up its node's number, and its node's first rank reads the others'.
 
     Two threads, since an answer over a cut network may never come: one asks, the other looks at the clock.
     """
 
-    def __init__(self, environ: Mapping[str, str], limit: float) -> None:
+    def __init__(self, store: Any, environ: Mapping[str, str], limit: float) -> None:
+        self.store, self.environ = store, dict(environ)  # a copy: the rank's function may change it
         self.limit, self.period = limit, min(2.0, limit / 4)
         self.node, self.first = int(environ["GROUP_RANK"]), environ["LOCAL_RANK"] == "0"
         self.rank, self.local_size = int(environ["RANK"]), int(environ["LOCAL_WORLD_SIZE"])
         self.nodes = int(environ.get("GROUP_WORLD_SIZE", "1"))
-        self.meeting = (environ["MASTER_ADDR"], int(environ["MASTER_PORT"]))
-        self.prefix = f"d2l/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/node"
         self.finished, self.over = False, threading.Event()
         self.answered: float | None = None  # when the store answered last
         self.seen: dict[int, tuple[int, float]] = {}  # by node: its number, and since when it has stood still
@@ -113,36 +124,35 @@ class Watch:
         self.asking.join(self.period)
 
     def _ask(self) -> None:
-        from torch.distributed import TCPStore
-
         with contextlib.suppress(Exception):  # the other thread tells of a store that does not answer
-            store = TCPStore(*self.meeting, is_master=False, timeout=timedelta(minutes=5))
             if self.first:
                 last = self.rank + self.local_size - 1
                 ranks = f"rank {self.rank}" if last == self.rank else f"ranks {self.rank} to {last}"
-                store.set(f"{self.prefix}/{self.node}/name", f"{socket.gethostname()}, {ranks}")
+                self.store.set(self._key(self.node, "name"), f"{socket.gethostname()}, {ranks}")
             while not self.over.is_set():
-                store.add(f"{self.prefix}/{self.node}", 1)
+                self.store.add(self._key(self.node, "number"), 1)
                 if self.first:
-                    self._read(store)
+                    self._read()
                 self.answered = time.monotonic()
                 self.over.wait(self.period)
             if self.first and self.finished:
-                store.add(f"{self.prefix}/{self.node}", _FINISHED)
+                self.store.add(self._key(self.node, "number"), _FINISHED)
 
-    def _read(self, store: Any) -> None:
+    def _key(self, node: int, what: str) -> str:
+        return key(self.environ, node, what)
+
+    def _read(self) -> None:
         for node in range(self.nodes):
-            number = store.add(f"{self.prefix}/{node}", 0)
+            number = self.store.add(self._key(node, "number"), 0)
             if number and self.seen.get(node, (0, 0.0))[0] != number:
                 self.seen[node] = (number, time.monotonic())
-            name = f"{self.prefix}/{node}/name"
-            if node not in self.names and store.check([name]):
-                self.names[node] = store.get(name).decode()
+            if node not in self.names and self.store.check([self._key(node, "name")]):
+                self.names[node] = self.store.get(self._key(node, "name")).decode()
 
     def silent(self, now: float) -> str | None:
         """Who has not been heard of for too long, in words; None while all is well. A node is missed once it was there."""
         if self.answered is not None and now - self.answered > self.limit:
-            return f"{self.meeting[0]}, where the ranks meet,"
+            return f"{self.environ['MASTER_ADDR']}, where the ranks meet,"
         for node, (number, since) in list(self.seen.items()):  # the other thread adds to it
             if node != self.node and number < _FINISHED and now - since > self.limit:
                 return f"node {node} ({self.names.get(node, 'name unknown')})"

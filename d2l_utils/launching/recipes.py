@@ -29,7 +29,7 @@ def recipe_for(script: list[str], nodes: int, ranks_per_node: int, address: str)
         raise ValueError(f"address is {address!r}: allowed is the name or number of one machine")
     given = address != "ADDRESS"
     lines = [
-        f"{nodes} machines with {ranks_per_node} {_ranks(ranks_per_node)} each: world size {nodes * ranks_per_node}.",
+        f"{_count(nodes, 'machine')} with {_count(ranks_per_node, 'rank')} each: world size {nodes * ranks_per_node}.",
         "",
         "1. On every machine, install this package into an environment of the same Python, and activate it.",
         f'2. Keep the script with run.save("{script[0]}"), and copy it to every machine.',
@@ -57,6 +57,8 @@ def slurm_for(
     _whole("cores_per_rank", cores_per_rank)
     if not isinstance(time, str) or not _WALL_TIME.fullmatch(time):
         raise ValueError(f"time is {time!r}: allowed is Slurm's form, such as '30', '1:00:00' or '2-00:00:00'")
+    if not isinstance(gpus, bool):
+        raise TypeError(f"gpus is {gpus!r}: allowed is True, one for each rank, or False")
     if not isinstance(setup, str):
         raise TypeError(f"setup is a {type(setup).__name__}: allowed are lines of shell")
     cores = ranks_per_node * cores_per_rank  # said to srun too: a newer one does not take it over from the job
@@ -102,8 +104,8 @@ def _torchrun(script: list[str], nodes: str, ranks: int, node: str, address: str
     return " ".join(["torchrun", *options, shlex.join(script)])
 
 
-def _ranks(number: int) -> str:
-    return "rank" if number == 1 else "ranks"
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _whole(name: str, value: object) -> None:

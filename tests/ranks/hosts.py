@@ -26,9 +26,10 @@ class Host:
     def __init__(self, name: str, address: str, others: str, folder: Path) -> None:
         self.name, self.address, self.folder = name, address, folder / name
         self.folder.mkdir()
+        self.started: list[subprocess.Popen[bytes]] = []
         # As Debian and Ubuntu have it: a host's own name leads to itself, not to its network.
         hosts = folder / f"{name}.hosts"
-        hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n{others}")
+        hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {name}\n{address} {name}.lan\n{others}")
         script = f'mount --bind "$0" /etc/hosts && hostname {name} && ip link set lo up && echo up && exec cat'
         flags = ["--net", "--uts", "--mount", "--pid", "--mount-proc", "--fork", "--kill-child"]
         self.holder = subprocess.Popen(
@@ -58,13 +59,15 @@ class Host:
             )
         place = shlex.quote(str(self.folder))  # who enters a host stands in its root folder
         with self.log.open("wb") as log:
-            return subprocess.Popen(
+            process = subprocess.Popen(
                 self.enter("sh", "-c", f"cd {place} && {line}"),
-                env=clean,
+                env=environment(self.folder, **env),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
             )
+        self.started.append(process)
+        return process
 
     @property
     def log(self) -> Path:
@@ -95,17 +98,27 @@ class Host:
         except subprocess.TimeoutExpired:
             self.holder.kill()  # its child is killed with it
             self.holder.wait()
+        for process in self.started:  # they ended with the host
+            process.wait(10)
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """What a fresh login has: this environment's programs, and nothing else of the tester's shell."""
+    env = {"PATH": f"{_BIN}:{os.environ['PATH']}", "HOME": str(home), "D2L_DEVICE": "cpu"}
+    if "PYTHONPATH" in os.environ:
+        env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, os.environ["PYTHONPATH"].split(os.pathsep)))
+    return env | more
 
 
 @contextlib.contextmanager
 def two_hosts(folder: Path) -> Iterator[list[Host]]:
     """Two hosts on one cable, `node-a` at 10.77.0.1 and `node-b` at 10.77.0.2; each knows the other's address by name."""
     places = [("node-a", "10.77.0.1"), ("node-b", "10.77.0.2")]
-    network = "".join(f"{address} {name}.lan\n" for name, address in places)
     with contextlib.ExitStack() as stack:
         hosts = []
         for name, address in places:
-            hosts.append(Host(name, address, network, folder))
+            others = "".join(f"{there} {other}\n" for other, there in places if other != name)
+            hosts.append(Host(name, address, others, folder))
             stack.callback(hosts[-1].close)
         a, b = hosts
         cable = f"ip link add lan0 netns {a.first} type veth peer name lan0 netns {b.first}"

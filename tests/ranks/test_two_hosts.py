@@ -92,6 +92,52 @@ def test_a_host_that_is_cut_off_is_named_and_its_peer_ends(pair, run):
     pair[1].do("ip link set lan0 up")
 
 
+# Slurm itself is not here. These two small programs stand in for the parts of it that the batch file calls: one knows the job's
+# hosts, the other starts one task on each, tells it its number, and fails when one does.
+SCONTROL = """#!/bin/sh
+[ "$*" = "show hostnames node-[a-b]" ] && printf 'node-a\\nnode-b\\n'
+"""
+SRUN = """#!/bin/sh
+while case $1 in --*) true ;; *) false ;; esac; do shift; done
+node=0
+for first in $FIRSTS; do
+    SLURM_NODEID=$node nsenter --target="$first" --net --uts --mount --pid sh -c 'cd "$0" && exec "$@"' "$PWD" "$@" &
+    tasks="$tasks $!" node=$((node + 1))
+done
+status=0
+for task in $tasks; do wait "$task" || status=$?; done
+exit $status
+"""
+
+
+def test_the_batch_file_for_slurm(pair, run, tmp_path):
+    """Its first host is named, not numbered, and that name leads the host itself to its own loopback."""
+    batch = run.save(tmp_path).with_name("job.sh")
+    batch.write_text(run.slurm(nodes=2, ranks_per_node=1, gpus=False))
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in {"scontrol": SCONTROL, "srun": SRUN}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    job = {
+        "SLURM_JOB_NODELIST": "node-[a-b]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_ID": "4321",
+        "OMP_NUM_THREADS": "1",
+    }
+    env = hosts.environment(tmp_path, **job, FIRSTS=" ".join(str(host.first) for host in pair))
+    env["PATH"] = f"{programs}:{env['PATH']}"
+    done = subprocess.run(
+        ["bash", str(batch)], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(re.findall(r"^\[rank (\d)\] \((\d), (\d), (\d), ", done.stdout, re.MULTILINE)) == [
+        ("0", "0", "0", "0"),
+        ("1", "1", "0", "1"),
+    ]
+    assert not pair[0].left() and not pair[1].left()
+
+
 def wait_for(words, pair, seconds=100):
     deadline = time.monotonic() + seconds
     while not all(words in host.log.read_text() for host in pair):
