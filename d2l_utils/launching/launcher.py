@@ -117,10 +117,11 @@ def launch(
     Raises ValueError or TypeError before any process starts; LaunchError (LaunchTimeout, LaunchStopped) when ranks fail.
     """
     begun = time.perf_counter()
-    size = check_world_size(world_size)
-    _check(size, nodes, timeout, output, stop)
-    why_cold = environment.why_not_warm(os.environ)
-    name, text = _script_text(function, uses, arguments, size, nodes)
+    with errors.plainly():
+        size = check_world_size(world_size)
+        _check(size, nodes, timeout, output, stop)
+        why_cold = environment.why_not_warm(os.environ)
+        name, text = _script_text(function, uses, arguments, size, nodes)
     if why_cold is None:
         helper.warm_helper()  # imports torch while this process does the same
     choice = choose(size, nodes)
@@ -202,6 +203,8 @@ def _check(size: int, nodes: Any, timeout: Any, output: Any, stop: Any) -> None:
         raise ValueError(f"output is {output!r}: allowed are 'live', 'ordered' and 'quiet'")
     if stop is not None and not hasattr(stop, "is_set"):
         raise TypeError(f"stop is a {type(stop).__name__}: allowed is a threading.Event")
+    if not threading.main_thread().is_alive():
+        raise RuntimeError("Python is ending (an atexit function?): no ranks can be started any more")
     try:
         os.getcwd()
     except FileNotFoundError as error:

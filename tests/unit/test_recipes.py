@@ -41,7 +41,7 @@ def test_the_recipe_has_one_line_a_machine():
 def shell(folder: Path, batch: str, nodes: list[str]) -> list[list[str]]:
     """Run a batch file with programs that stand in for Slurm's; torchrun only writes down what it is given, once a node."""
     programs = {
-        "scontrol": "printf '%s\\n' " + " ".join(nodes),
+        "scontrol": "printf '%s\\n' " + " ".join(nodes) + "; seq 100000",  # more hosts than a pipe holds
         "srun": 'while [ "${1#--}" != "$1" ]; do shift; done\nfor n in '
         + " ".join(str(n) for n in range(len(nodes)))
         + '; do SLURM_NODEID=$n "$@"; done',
@@ -64,7 +64,7 @@ def shell(folder: Path, batch: str, nodes: list[str]) -> list[list[str]]:
 
 
 def test_the_batch_file_as_a_shell_reads_it(tmp_path):
-    """Odd names and arguments come through; hosts by the thousand do not end it (a pipe into head would)."""
+    """Odd names and arguments come through; a long list of hosts does not end it (a pipe into head would)."""
     nodes = [f"node-with-a-long-name-{n:05}" for n in range(3)] + ["another"] * 5
     run = a_run("my run's.py", 16, ["--name=a b", "--sign=$HOME"])
     calls = shell(tmp_path, run.slurm(nodes=8, cores_per_rank=3, setup="true $unset"), nodes)
