@@ -1,12 +1,25 @@
 """What a launch that did not end well raises, and how it finds the first real error among its echoes."""
 
+import contextlib
 import re
 import signal
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from d2l_utils.launching.ranks import RankState
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """What is wrong with a call is told in its words alone: IPython leaves out the launcher's own frames, as for LaunchError."""
+    try:
+        yield
+    except (TypeError, ValueError, OSError) as error:
+        words = [f"{type(error).__name__}: {error}"]
+        error.__dict__["_render_traceback_"] = lambda: words
+        raise
 
 
 class LaunchError(RuntimeError):

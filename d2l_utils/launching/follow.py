@@ -1,5 +1,6 @@
 """While ranks run: reprint what they print, see a rank that failed or is gone, and end the launch at its limit."""
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ from d2l_utils.launching import errors, helper, output, ranks
 
 _GRACE = 3.0  # seconds that the others have to end by themselves once a rank has failed
 _NEW_LIFE = 15.0  # seconds that torchrun has, where it may, to end the others and start all ranks anew
+_ANSWER = 10.0  # seconds that the supervisor has to end everything once it is told to
 
 
 def follow(
@@ -47,8 +49,9 @@ def follow(
                     )
                 if told is not None:
                     line.send("stop")
-            elif now - told > 10:
-                break  # the supervisor itself does not answer
+            elif now - told > _ANSWER:
+                kill_supervisor(folder)
+                break
             if told is None and now - looked > 0.1:
                 looked = now
                 started = started or (now if any(folder.glob("rank*.ready")) else None)
@@ -58,7 +61,8 @@ def follow(
                     delivered = now
     except BaseException:  # the stop button: the ranks end before the cell does
         line.send("stop")
-        line.ended.wait(10)
+        if not line.ended.wait(_ANSWER):
+            kill_supervisor(folder)
         raise
     finally:
         line.close()
@@ -70,6 +74,16 @@ def follow(
     ending.statuses = [] if told is not None or line.record is None else line.record["statuses"]
     ending.folder_gone = not folder.exists()
     return ending
+
+
+def kill_supervisor(folder: Path) -> None:
+    """The last resort for one that does not answer, since somebody stopped it: on Linux the ranks are killed with it."""
+    import psutil
+
+    with contextlib.suppress(OSError, ValueError, psutil.Error):
+        process = psutil.Process(int((folder / "supervisor.pid").read_text()))
+        if any(str(folder.parent) in part for part in process.cmdline()):  # not another that has its number by now
+            process.kill()
 
 
 def any_failed(folder: Path, size: int, ending: errors.Ending) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 
 from d2l_utils.device import Choice, check_world_size, choose
 from d2l_utils.garbage import collected_later
-from d2l_utils.launching import environment, errors, folders, helper, output, ranks, source
+from d2l_utils.launching import environment, errors, folders, helper, output, ranks, recipes, source
 from d2l_utils.launching.commands import agent_arguments, command_for
 from d2l_utils.launching.follow import follow
 
@@ -31,7 +31,8 @@ class Run:
 
     results: what each rank returned, in rank order. script: the file that ran, kept as long as this object lives (`save` copies
     it). command: the torchrun line, fit to paste into a terminal. output: each rank's own text. seconds: from the call to the last
-    result. late_failures: how ranks ended that failed only after they had delivered, by rank; empty as a rule.
+    result. late_failures: how ranks ended that failed only after they had delivered, by rank; empty as a rule. `recipe` and `slurm`:
+    how to run the same script on several machines.
     """
 
     results: list[Any]
@@ -45,6 +46,7 @@ class Run:
     seconds: float
     folder: Path = field(repr=False)
     late_failures: dict[int, str] = field(default_factory=dict)
+    script_arguments: list[str] = field(default_factory=list, repr=False)
 
     @cached_property
     def output(self) -> list[str]:
@@ -60,6 +62,37 @@ class Run:
         target = Path(target) / self.script.name if Path(target).is_dir() else Path(target)
         target.write_bytes(self.script.read_bytes())
         return target
+
+    def recipe(self, nodes: int = 2, ranks_per_node: int | None = None, *, address: str = "ADDRESS") -> str:
+        """What to type in a terminal on each of several machines. ranks_per_node: else this run's ranks, shared out.
+
+        address: the first machine's name or number as the others reach it. ValueError names what cannot be used.
+        """
+        return recipes.recipe_for(self._name(), nodes, self._ranks_per_node(nodes, ranks_per_node), address)
+
+    def slurm(
+        self,
+        nodes: int = 2,
+        ranks_per_node: int | None = None,
+        *,
+        gpus: bool = True,
+        cores_per_rank: int = 4,
+        time: str = "1:00:00",
+        setup: str = "",
+    ) -> str:
+        """A batch file for Slurm's `sbatch`, to be run beside the saved script. ranks_per_node: else this run's ranks, shared out.
+
+        gpus: one for each rank. time: the job's limit in Slurm's form. setup: lines of shell that activate the environment with
+        this package. ValueError names what cannot be used.
+        """
+        share = self._ranks_per_node(nodes, ranks_per_node)
+        return recipes.slurm_for(self._name(), nodes, share, gpus, cores_per_rank, time, setup)
+
+    def _name(self) -> list[str]:
+        return [self.script.name, *self.script_arguments]
+
+    def _ranks_per_node(self, nodes: int, given: int | None) -> int:
+        return recipes.share(self.world_size, nodes) if given is None else given
 
 
 def launch(
@@ -88,10 +121,11 @@ def launch(
     Raises ValueError or TypeError before any process starts; LaunchError (LaunchTimeout, LaunchStopped) when ranks fail.
     """
     begun = time.perf_counter()
-    size = check_world_size(world_size)
-    _check(size, nodes, restarts, timeout, output, stop)
-    why_cold = environment.why_not_warm(os.environ)
-    name, text = _script_text(function, uses, arguments, size, nodes, restarts)
+    with errors.plainly():
+        size = check_world_size(world_size)
+        _check(size, nodes, restarts, timeout, output, stop)
+        why_cold = environment.why_not_warm(os.environ)
+        name, text = _script_text(function, uses, arguments, size, nodes, restarts)
     if why_cold is None:
         helper.warm_helper()  # imports torch while this process does the same
     choice = choose(size, nodes)
@@ -130,6 +164,7 @@ def launch(
             seconds=time.perf_counter() - begun,
             folder=folder,
             late_failures={rank: _ended(code) for rank, code in late.items()},
+            script_arguments=extra,
         )
     weakref.finalize(owner, folders.remove, folder)
     if problem is not None:
@@ -179,6 +214,8 @@ def _check(size: int, nodes: Any, restarts: Any, timeout: Any, output: Any, stop
         raise ValueError(f"output is {output!r}: allowed are 'live', 'ordered' and 'quiet'")
     if stop is not None and not hasattr(stop, "is_set"):
         raise TypeError(f"stop is a {type(stop).__name__}: allowed is a threading.Event")
+    if not threading.main_thread().is_alive():
+        raise RuntimeError("Python is ending (an atexit function?): no ranks can be started any more")
     try:
         os.getcwd()
     except FileNotFoundError as error:

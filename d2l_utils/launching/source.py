@@ -34,13 +34,14 @@ def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dic
         imports.add(f"from {function.__module__} import {function.__name__}")
     else:
         helpers = {helper.__name__: helper for helper in uses}
+        texts: dict[str, str] = {}
         for item in [*helpers.values(), function]:
             if item is not function and importable(item):
                 imports.add(f"from {item.__module__} import {item.__name__}")
                 continue
-            text = source_of(item)
-            resolve_globals(item, text, helpers, imports)
-            parts.append(text)
+            texts[item.__name__] = source_of(item)
+            resolve_globals(item, texts[item.__name__], helpers, imports)
+        parts = [texts[name] for name in in_order(texts)]
     call = ", ".join([function.__name__, *(f"{name}={text}" for name, text in values.items())])
     safe = command.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     lines = [
@@ -157,6 +158,41 @@ def global_names(text: str) -> set[str]:
             walk(child, False)
 
     walk(symtable.symtable(text, "<cell>", "exec"), True)
+    return names
+
+
+def in_order(texts: dict[str, str]) -> list[str]:
+    """The names in the order given, save that what a definition needs at once comes before it.
+
+    A function's body may name what follows; its decorators, defaults and annotations, and a class's bases and body may not.
+    """
+    placed: dict[str, None] = {}
+
+    def place(name: str, above: tuple[str, ...]) -> None:
+        needs = needed_at_once(texts[name])
+        for other in texts:
+            if other in needs and other not in (name, *above, *placed):
+                place(other, (*above, name))
+        placed.setdefault(name)
+
+    for name in texts:
+        place(name, ())
+    return list(placed)
+
+
+def needed_at_once(text: str) -> set[str]:
+    """Names that the definition in `text` reads as soon as it is executed, before anything is called."""
+    names: set[str] = set()
+    todo: list[ast.AST] = [ast.parse(text)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            body = node.body if isinstance(node.body, list) else [node.body]
+            todo += [child for child in ast.iter_child_nodes(node) if child not in body]
+        else:
+            todo += ast.iter_child_nodes(node)
     return names
 
 

@@ -192,6 +192,8 @@ def run(request: dict[str, Any], line: Any, warm: bool) -> int:
     request: folder, cwd, env, path (sys.path), agents (a list of torchrun argument lists, one a node), lives (of the ranks, at most).
     """
     folder = request["folder"]
+    with open(os.path.join(folder, "supervisor.pid"), "w", encoding="ascii") as file:
+        file.write(str(os.getpid()))
     prctl(_SET_CHILD_SUBREAPER, 1)
     os.chdir(request["cwd"])
     os.environ.clear()

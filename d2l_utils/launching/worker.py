@@ -100,14 +100,16 @@ def run_rank(function: Callable[..., Any], **arguments: Any) -> None:
     import torch.distributed as dist
 
     from d2l_utils.device import rank_device
+    from d2l_utils.launching import machines
 
     _delivers = True
     # Read before the function can change them, as a lesson on environment variables may.
     rank, size, place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ.get("D2L_RUN_FOLDER")
     device, process = rank_device(), os.getpid()
-    if not initialises_process_group(function):
-        dist.init_process_group("gloo" if device.type == "cpu" else dist.get_default_backend_for_device(device))
-    value = function(**arguments)
+    with machines.joined():
+        if not initialises_process_group(function):
+            dist.init_process_group("gloo" if device.type == "cpu" else dist.get_default_backend_for_device(device))
+        value = function(**arguments)
     if os.getpid() != process:
         os._exit(0)  # a child that the function forked and that came back: the rank is its parent
     if place is None:

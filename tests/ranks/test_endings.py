@@ -1,13 +1,15 @@
 """However a launch ends: the right message, results kept, the next launch works, nothing left. Warm and cold alike."""
 
 import os
+import signal
 import threading
 import time
 
 import pytest
 
 from d2l_utils import LaunchError, LaunchStopped, LaunchTimeout, launch
-from d2l_utils.launching import helper
+from d2l_utils.launching import folders, follow, helper
+from tests.ranks.leftovers import none_left
 
 
 def end(how, culprit=1, nap="321"):
@@ -171,6 +173,32 @@ def test_stop_event(way):
     stop.set()
     thread.join(15)
     assert not thread.is_alive() and caught[0].message.startswith("stopped")
+    works()
+
+
+def test_a_supervisor_that_somebody_stopped_does_not_keep_the_ranks(way, monkeypatch):
+    monkeypatch.setattr(follow, "_ANSWER", 1.0)
+    stop, caught = threading.Event(), []
+
+    def target():
+        try:
+            launch(end, world_size=2, how="sleep", stop=stop)
+        except LaunchStopped as error:
+            caught.append(error)
+
+    before = set(folders.base().glob("run-*"))
+    thread = threading.Thread(target=target)
+    thread.start()
+    deadline = time.monotonic() + 60
+    while not (mine := [f for f in folders.base().glob("run-*/rank1.ready") if f.parent not in before]):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    folder = mine[0].parent
+    os.kill(int((folder / "supervisor.pid").read_text()), signal.SIGSTOP)
+    stop.set()
+    thread.join(15)
+    assert not thread.is_alive() and caught[0].message.startswith("stopped")
+    assert not none_left(folders.base())
     works()
 
 

@@ -172,6 +172,7 @@ def test_L31_current_source_of_cells(kernel):
     assert "[12]" in k.run("print(launch(f, uses=[Box], world_size=1, n=1).results)")[0]
     _, name, text = k.run("limit = 3\ndef g():\n    return limit\nlaunch(g, world_size=1)")
     assert name == "TypeError" and "'limit'" in text and "keyword argument" in text
+    assert text.startswith("TypeError: g reads the notebook's variable") and "launcher.py" not in text
 
 
 def test_L01_two_notebooks_at_once(kernel):

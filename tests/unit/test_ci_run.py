@@ -17,6 +17,7 @@ def machine(tmp_path: Path) -> Machine:
     shutil.copy(ROOT / ".ci" / "run", machine.checkout / ".ci")
     machine.program("make", '#!/bin/sh\necho "make $* with CI=$CI D2L_CI=$D2L_CI in $PWD"\nexit 7\n')
     machine.program("apt-get", '#!/bin/sh\necho "apt-get $*" >>"$LOG"\n')
+    machine.program("ip", "#!/bin/sh\n")
     for tool in ("bash", "find"):
         (machine.bin / tool).symlink_to(shutil.which(tool) or pytest.fail(f"this machine has no {tool}"))
     return machine
@@ -52,10 +53,11 @@ def test_a_machine_that_has_everything_is_left_as_it_is(machine: Machine) -> Non
 
 def test_what_is_missing_is_installed(machine: Machine) -> None:
     machine.python("python3", "3.11.7")
+    (machine.bin / "ip").unlink()
     _, _, (update, install) = ci(machine)
     assert update == "apt-get update -qq"
     packages = install.removeprefix("apt-get install -y -qq --no-install-recommends ").split()
-    assert set(packages) - {"fonts-dejavu-core"} == {"chromium", "python3", "python3-venv"}
+    assert set(packages) - {"fonts-dejavu-core"} == {"chromium", "iproute2", "python3", "python3-venv"}
 
 
 def test_who_may_not_install_is_told_what_is_missing(machine: Machine) -> None:

@@ -2,6 +2,8 @@
 
 import ast
 import math
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import pytest
@@ -63,6 +65,32 @@ def test_not_finite_numbers_and_dataclasses():
 def test_what_cannot_be_written_is_named(value):
     with pytest.raises(TypeError, match=r"argument 'x' is a .*numbers, strings"):
         source.literal(value, set(), "argument 'x'")
+
+
+def test_what_a_definition_needs_at_once_comes_before_it():
+    """The order in `uses` does not matter; a body may name what follows, and two that name each other stay as they are."""
+
+    box = "class Box(Base, unit=UNIT()):\n    sizes = [one(1)]\n    def show(self, how=one):\n        return last(self)"
+    texts = {"Box": box, "last": "def last(x):\n    return Box()", "Base": "class Base: pass"}
+    texts |= {"UNIT": "def UNIT(): pass", "one": "@again\ndef one(x: Base): pass", "again": "def again(f): return one"}
+    assert source.in_order(texts) == ["Base", "UNIT", "again", "one", "Box", "last"]
+    assert source.in_order({"a": "class a(b): pass", "b": "class b(a): pass"}) == ["b", "a"]
+
+
+def test_helpers_in_any_order(tmp_path):
+    scope, file = {"__name__": "__main__"}, str(tmp_path / "cell.py")
+    cell = "def double(f):\n    return f\n\n@double\ndef first(): return 1\n\nclass Big: pass\n\nclass Small(Big): pass\n\n"
+    cell += "def f():\n    return first(), Small()\n"
+    (tmp_path / "cell.py").write_text(cell)
+    exec(compile(cell, file, "exec"), scope)
+    uses = [scope[name] for name in ("Small", "first", "Big", "double")]
+    try:
+        sys.modules["__main__"].__dict__.setdefault("In", []).append(cell)  # where a kernel keeps its cells
+        text = source.script_for(scope["f"], uses, {}, "torchrun f.py").partition("if __name__")[0]
+    finally:
+        sys.modules["__main__"].__dict__["In"].remove(cell)
+    exec(text, made := {})
+    assert made["f"]()[0] == 1
 
 
 def closure():
@@ -168,3 +196,14 @@ def test_L23_L24_bad_arguments_before_any_process(arguments, words, monkeypatch)
     monkeypatch.setattr(subprocess, "Popen", started)
     with pytest.raises(ValueError, match=words):
         launch(plain, **({"world_size": 4} | arguments), scale=1)
+
+
+def test_a_launch_while_python_ends(tmp_path):
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import atexit\nfrom d2l_utils import launch\nfrom d2l_utils.collectives import exchange\n"
+        "def late():\n    try:\n        launch(exchange, world_size=1)\n    except RuntimeError as e:\n        print(e)\n"
+        "atexit.register(late)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("Python is ending") and done.stderr == ""
