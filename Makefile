@@ -9,7 +9,7 @@ first = notebooks/00-start.ipynb
 root = $$([ "$$(id -u)" != 0 ] || echo --allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test compare notebooks check bench soak
+.PHONY: help setup lab test compare notebooks book check bench soak
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,10 @@ compare: ## print what each strategy stores and sends, measured beside the formu
 
 notebooks: ## build notebooks/ from chapter19_9/sections/, running every cell
 	$(run) -m d2l_utils.notebooks build $(ARGS)
+
+book: ## make the chapter's site in build/book/, to be opened from disk
+	@python=$$(sh .ci/setup.sh) && { "$$python" -m pip show -q myst-nb furo latex2mathml 2>/dev/null || \
+		"$$python" -m pip install -q --disable-pip-version-check -e '.[book]'; } && exec "$$python" -m d2l_utils.book $(ARGS)
 
 check: ## lint, format, types, and notebooks that agree with their text
 	$(run) -m ruff check .

@@ -8,6 +8,7 @@ A cell's tags say how its output is treated:
 * `raises-exception`: the cell is meant to fail; the error's type and message are compared.
 * `solution`: an exercise's answer; JupyterLab shows it folded, the tests run it.
 * `full-program`: a whole script on show, which may be longer than other cells; one a lesson.
+* `hosted`: the builder's own cell, which installs the chapter on a hosted notebook; see `notebook_hosted`.
 """
 
 import hashlib
@@ -18,12 +19,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-TAGS = {"world-size", "nbval-ignore-output", "raises-exception", "solution", "full-program"}
+HOSTED = "hosted"
+TAGS = {"world-size", "nbval-ignore-output", "raises-exception", "solution", "full-program", HOSTED}
 _METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "name": "python", "pygments_lexer": "ipython3"},
 }
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+PLAYER = "d2l-player"  # output metadata: what a widget needs to play on a page without a kernel
 
 
 def tags(cell: Any) -> set[str]:
@@ -75,7 +78,7 @@ def normalise(notebook: Any, root: Path | None = None) -> None:
         cell.metadata.clear()
         if marks:
             cell.metadata["tags"] = marks
-        if "solution" in marks:
+        if {"solution", HOSTED} & set(marks):
             cell.metadata["jupyter"] = {"source_hidden": True}
         if cell.cell_type == "code":
             cell.outputs = _merged(cell.outputs)
@@ -121,7 +124,7 @@ def _normalise_output(output: Any, cell: Any, root: Path | None) -> None:
     if output.output_type == "execute_result":
         output.execution_count = cell.execution_count
     if "metadata" in output:
-        output.metadata = type(output.metadata)()
+        output.metadata = type(output.metadata)({key: output.metadata[key] for key in {PLAYER} & set(output.metadata)})
     data = output.get("data", {})
     data.pop(WIDGET_VIEW, None)
     if root is None:

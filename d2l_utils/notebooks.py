@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from d2l_utils.notebook_form import WIDGET_VIEW, normalise, tags
+from d2l_utils.notebook_hosted import with_hosted, without_hosted
 from d2l_utils.notebook_rules import disagreements, problems
 
 _CELL_TIMEOUT = 300  # seconds
@@ -156,7 +157,7 @@ def renew_text(section: Path, target: Path, root: Path) -> bool:
         raise BuildError(f"{section.name}: {target.name} was never built; build it")
     notebook = read_section(section)
     cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    stored = [cell for cell in read_notebook(target).cells if cell.cell_type == "code"]
+    stored = [cell for cell in without_hosted(read_notebook(target)).cells if cell.cell_type == "code"]
     if len(cells) != len(stored):
         raise BuildError(f"{section.name}: the text has {len(cells)} code cells, the notebook {len(stored)}; build it")
     for number, (cell, ran) in enumerate(zip(cells, stored, strict=True), start=1):
@@ -169,7 +170,7 @@ def renew_text(section: Path, target: Path, root: Path) -> bool:
 def _store(notebook: Any, section: Path, target: Path, root: Path) -> bool:
     import nbformat
 
-    normalise(notebook, root)
+    normalise(with_hosted(notebook), root)
     if wrong := problems(notebook):  # not the links: the next lesson may not be built yet
         raise BuildError("\n".join(f"{section.name}: {problem}" for problem in wrong))
     content = nbformat.writes(notebook) + "\n"
@@ -188,8 +189,9 @@ def check(section: Path, target: Path) -> list[str]:
     """What is wrong with a stored notebook, without running it: rules broken, differences from its text."""
     if not target.exists():
         return [f"{target.name} was never built"]
-    stored = read_notebook(target)
-    return disagreements(read_section(section), stored) + problems(stored, target.parent)
+    stored, text = read_notebook(target), with_hosted(read_section(section))
+    normalise(text)
+    return disagreements(text, stored) + problems(stored, target.parent)
 
 
 def _about(name: str, number: int, cell: Any, what: str) -> str:

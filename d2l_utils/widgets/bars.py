@@ -15,6 +15,7 @@ import traitlets
 
 from d2l_utils import figure as style
 from d2l_utils import plots
+from d2l_utils.widgets.stored import stored
 
 __all__ = ["MemorySlider"]
 
@@ -126,7 +127,9 @@ class MemorySlider(anywidget.AnyWidget):
     def _repr_mimebundle_(self, **options: Any) -> Any:
         made = super()._repr_mimebundle_(**options)
         data, metadata = made if isinstance(made, tuple) else (made or {}, {})
-        return {**data, **style.bundle(self.picture()), "text/plain": self.text()}, metadata
+        names = ("title", "knobs", "bars", "parts", "mark", "values", "points", "at")
+        alone = stored("bars.js", **{name: getattr(self, name) for name in names})
+        return {**data, **style.bundle(self.picture()), "text/plain": self.text()}, {**metadata, **alone}
 
 
 def _choices(name: str, allowed: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import traitlets
 
 from d2l_utils.figure import png
 from d2l_utils.filmstrip import Film, check, filmstrip
+from d2l_utils.widgets.stored import stored
 
 __all__ = ["ShardLifecycle", "aligned"]
 
@@ -59,7 +60,7 @@ class ShardLifecycle(anywidget.AnyWidget):
         data, metadata = made if isinstance(made, tuple) else (made or {}, {})
         picture = png(filmstrip(*self.films))
         data = {**data, "text/plain": self.text(), "image/png": base64.b64encode(picture).decode("ascii")}
-        return data, metadata
+        return data, {**metadata, **stored("lifecycle.js", films=self.films, steps=self.steps, step=self.step)}
 
 
 def aligned(films: Sequence[Film]) -> list[list[int]]:

@@ -124,7 +124,7 @@ class Watched:
 
     def _asked(self, url: str) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("data", "blob") and parts.hostname != "127.0.0.1":
+        if parts.scheme not in ("data", "blob", "file") and parts.hostname != "127.0.0.1":
             self.foreign.append(url)
 
     def _said(self, message: object) -> None:

@@ -4,9 +4,12 @@ import json
 import textwrap
 from pathlib import Path
 
+import nbformat
 import psutil
 import pytest
 
+from d2l_utils.notebook_form import HOSTED, tags
+from d2l_utils.notebook_hosted import without_hosted
 from d2l_utils.notebooks import BuildError, build, check, main, read_notebook, renew_text
 
 HEAD = """
@@ -70,7 +73,7 @@ def test_the_same_text_gives_the_same_file(book: Book, monkeypatch: pytest.Monke
     first = book.notebook.read_bytes()
     assert not book.build()
     assert book.notebook.read_bytes() == first
-    cells = read_notebook(book.notebook).cells
+    cells = without_hosted(read_notebook(book.notebook)).cells
     assert cells[0].source == "# A lesson"
     assert cells[1].outputs[0].text == "None notebooks\n"
     assert cells[2].outputs[0].data == {"text/plain": "42"}
@@ -107,7 +110,7 @@ def test_a_cell_that_may_not_be_stored_leaves_the_old_notebook(book: Book, cell:
 def test_an_error_that_is_meant_is_stored(book: Book) -> None:
     book.write("raise ValueError('why')", tags="raises-exception")
     assert book.build()
-    (output,) = read_notebook(book.notebook).cells[1].outputs
+    (output,) = read_notebook(book.notebook).cells[-1].outputs
     assert (output.ename, output.evalue) == ("ValueError", "why")
 
 
@@ -117,14 +120,31 @@ def test_text_is_renewed_around_outputs_that_stay(book: Book) -> None:
     book.write("import time\ntime.time_ns()", tags="nbval-ignore-output")
     book.section.write_text(book.section.read_text() + "\n```{code-cell} python\nprint(2)\n```\n")
     book.build()
-    (_, *ran) = read_notebook(book.notebook).cells
+    (_, hosted, *ran) = read_notebook(book.notebook).cells
     assert not renew_text(book.section, book.notebook, book.root)
     book.section.write_text(book.section.read_text().replace("# A lesson", "# Another\n\n+++\n\nMore."))
     assert renew_text(book.section, book.notebook, book.root)
-    title, more, *kept = read_notebook(book.notebook).cells
+    title, more, again, *kept = read_notebook(book.notebook).cells
     assert (title.source, more.source) == ("# Another", "More.")
-    assert kept == ran  # the clock did not move: nothing was run
+    assert again == hosted and kept == ran  # the clock did not move: nothing was run
     assert check(book.section, book.notebook) == []
+
+
+def test_the_cell_for_hosted_notebooks_is_the_builders_own(book: Book) -> None:
+    """It comes before the first code, is not run here, and is put in by renewing the text of a lesson without it."""
+    book.write("print(1)")
+    book.build()
+    built = book.notebook.read_bytes()
+    _, hosted, cell = read_notebook(book.notebook).cells
+    assert HOSTED in tags(hosted) and (hosted.execution_count, hosted.outputs) == (None, [])
+    assert cell.execution_count == 1
+    nbformat.write(without_hosted(read_notebook(book.notebook)), book.notebook)
+    assert check(book.section, book.notebook) != []
+    assert renew_text(book.section, book.notebook, book.root)
+    assert book.notebook.read_bytes() == built
+    book.section.write_text(HEAD.lstrip())
+    assert book.build()
+    assert [cell.cell_type for cell in read_notebook(book.notebook).cells] == ["markdown"]
 
 
 def test_text_is_not_renewed_around_other_code(book: Book) -> None:

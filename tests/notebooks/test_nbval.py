@@ -16,7 +16,11 @@ from d2l_utils.device import default_world_size
 from d2l_utils.notebook_form import comparable, is_compared, normalise, tags
 from d2l_utils.notebooks import BuildError, execute, new_kernel, read_notebook
 
-NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = [  # with something to run: not the glossary
+    path
+    for path in sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
+    if any(cell.cell_type == "code" for cell in read_notebook(path).cells)
+]
 STORED_WORLD_SIZE = 4
 # All lessons at all sizes take as long as every other test together: .ci/run does that, a reader's `make test` does not.
 OTHER_WORLD_SIZES = [1, 2, 3] if os.environ.get("D2L_CI") else [2]

@@ -68,17 +68,17 @@ def test_who_may_not_install_is_told_what_is_missing(machine: Machine) -> None:
     assert out.startswith("make test")
 
 
-def test_the_extra_is_installed_into_the_environment_that_make_uses(machine: Machine) -> None:
+def test_the_extras_are_installed_into_the_environment_that_make_uses(machine: Machine) -> None:
     machine.python("python3", "3.12.1")
     machine.program("chromium", "#!/bin/sh\n")
     ci(machine)
     first, extra = [line for line in log(machine) if " -m pip " in line]
     python = machine.checkout / ".venv" / "bin" / "python"
     assert first == f"{python} -m pip install -q --disable-pip-version-check -e .[test]"
-    assert extra == f"{python} -m pip install -q --disable-pip-version-check --no-build-isolation -e .[deepspeed]"
+    assert extra == f"{python} -m pip install -q --disable-pip-version-check --no-build-isolation -e .[deepspeed,book]"
 
 
-def test_without_the_extra_make_is_not_called(machine: Machine) -> None:
+def test_without_the_extras_make_is_not_called(machine: Machine) -> None:
     machine.python("python3", "3.12.1")
     machine.program("chromium", "#!/bin/sh\n")
     ci(machine)

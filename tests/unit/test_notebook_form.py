@@ -115,3 +115,15 @@ def test_what_nbval_compares() -> None:
     error = new_output("error", ename="E", evalue="why", traceback=["At /somewhere"])
     (cell,) = normal(code("1", stream("a"), shown(text="x", png="eA=="), error)).cells
     assert comparable(cell) == [("stdout", "a"), ("text/plain", "x"), ("ename", "E"), ("evalue", "why")]
+
+
+def test_what_a_player_needs_is_kept_and_nothing_else_of_an_outputs_metadata() -> None:
+    from d2l_utils.notebook_form import PLAYER
+    from d2l_utils.widgets.stored import stored
+
+    kept = stored("bars.js", values=[[1 / 3, 2]], title="t")
+    assert kept == {PLAYER: {"module": "bars.js", "state": '{"values":[[0.33333,2]],"title":"t"}'}}
+    output = nbformat.v4.new_output("display_data", {"text/plain": "t"}, metadata={**kept, "isolated": True})
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("t", outputs=[output])])
+    normalise(notebook)
+    assert notebook.cells[0].outputs[0].metadata == kept
