@@ -18,8 +18,7 @@ OPTIONS: dict[str, dict[str, tuple[object, ...]]] = {
     "zero3": {"prefetch": (True, False)},
 }
 PRECISIONS = ("bf16", "fp32")
-MOST_RANKS = 2**14
-"""FSDP2 cuts each parameter into as many views as there are ranks, to keep one of them."""
+MOST_RANKS = 2**17
 
 WHY_NOT = {
     "single": "one rank alone stores no less and tells nobody",
@@ -34,7 +33,7 @@ class Plan:
 
     model         : sizes, the name of some in ``choosing.presets``, or a ``TransformerConfig`` of the chapter's own.
     strategy      : one of ``ALLOWED``.
-    world_size    : number of pretended ranks, 1 to 16384; rank: which of them this one is. Rank 0 never has less.
+    world_size    : number of pretended ranks, 1 to 131072; rank: which of them this one is. Rank 0 never has less.
     micro_batch   : samples that the rank computes with at once.
     length        : tokens of one sample; 0 takes the model's own.
     precision     : "bf16" for mixed precision as the strategy does it, or "fp32".

@@ -39,8 +39,9 @@ def pretend(plan: Plan, tell: Tell) -> tuple[int, States, tuple[Moment, ...], tu
         tell("shard", 0.05)
         accounts = Accounts()
         rows = facts.cut == "rows"
-        if rows:  # while nothing has memory: FSDP2 makes a view for every rank, which for fake tensors takes long
-            model = module.shard(model, cpu, **settings)
+        if rows:  # as FSDP2 has it for models that fit nowhere: first cut, then give memory to what is kept
+            with cutting_one():
+                model = module.shard(model, cpu, **settings)
         with accounts:
             materialize(model)
             if not rows:
@@ -64,6 +65,35 @@ def pretended_group(rank: int, n: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+class Chunks:
+    """What ``torch.chunk`` makes, and empty ones behind it, each when it is asked for."""
+
+    def __init__(self, tensor: Tensor, n: int, dim: int) -> None:
+        self.tensor, self.dim, self.rows = tensor, dim, tensor.size(dim)
+        self.each = -(-self.rows // n)
+
+    def __getitem__(self, number: int) -> Tensor:
+        first = number * self.each
+        if first >= self.rows:
+            return self.tensor.new_empty(0)
+        return self.tensor.narrow(self.dim, first, min(self.each, self.rows - first))
+
+
+@contextmanager
+def cutting_one() -> Iterator[None]:
+    """FSDP2 cuts a view of each parameter for every rank, and keeps one of them: of a thousand that takes its time."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    plain = getattr(_fsdp_param, "_chunk_with_empty", None)
+    if plain is not None:  # a private name: where there is none, it takes longer
+        _fsdp_param._chunk_with_empty = Chunks  # type: ignore[attr-defined, assignment]
+    try:
+        yield
+    finally:
+        if plain is not None:
+            _fsdp_param._chunk_with_empty = plain
+
+
 def materialize(model: nn.Module) -> None:
     """From the meta device to fake memory; tied weights stay tied, which ``to_empty`` alone would undo."""
     entries = [entry for _, entry in shards.entries(model)]
@@ -71,10 +101,8 @@ def materialize(model: nn.Module) -> None:
         model.to_empty(device="cpu")
     for entry in entries:
         (first, name), kept = entry.places[0], entry.parameter
-        if isinstance(kept, DTensor):
-            own = getattr(first, name)
-        else:
-            own = nn.Parameter(torch.empty(kept.shape), kept.requires_grad)
+        sharded = isinstance(kept, DTensor)
+        own = getattr(first, name) if sharded else nn.Parameter(torch.empty(kept.shape), kept.requires_grad)
         for module, other in entry.places:
             setattr(module, other, own)
 
