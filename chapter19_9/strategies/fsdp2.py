@@ -33,13 +33,14 @@ def shard(
     units: bool = True,
     dtype: torch.dtype | str = torch.float32,
 ) -> nn.Module:
-    """Shard the model in place.
+    """Shard the model in place. On the meta device it stays there, without memory, until ``to_empty`` gives it some.
 
     reshard_after_forward: free a unit's weights between its forward and its backward. root: the same for the
     root unit; "same" as the others, None for what PyTorch does by default. units: False shards the root only.
     dtype: what weights are gathered and computed in; shards are float32, and gradients are reduced in it.
     """
-    broadcast(model.to(device))  # fully_shard keeps each rank's own weights
+    if not next(model.parameters()).is_meta:
+        broadcast(model.to(device))  # fully_shard keeps each rank's own weights
     mesh = init_device_mesh(device.type, (place()[1],))
     policy = MixedPrecisionPolicy(param_dtype=element_type(dtype), reduce_dtype=torch.float32)
     if units:
