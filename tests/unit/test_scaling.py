@@ -86,6 +86,18 @@ def test_collectives_are_those_of_the_exact_formula_to_the_byte(name, n):
     assert sent == pytest.approx(theory.exact_volume(name, shapes, n), rel=1e-12)
 
 
+@pytest.mark.parametrize("name", ["gpt2", "gpt2-xl", "llama-7b"])
+def test_ddp_fills_its_buckets_with_whole_gradients(name):
+    model = PRESETS[name]
+    first = [model.vocabulary * model.width, *([model.length * model.width] if model.positions else [])]
+    last = [model.width] * (1 if model.gated else 2) + ([] if model.tied else [model.vocabulary * model.width])
+    sizes = [4 * size for size in (*first, *model.block_tensors * model.layers, *last)]
+    assert sum(sizes) == 4 * model.parameters
+    plan = schedule("ddp", model, 8, FP32, flops.count(model, 1024, 1024), 1.0)
+    assert len(plan.asked) == signature._buckets(sizes)
+    assert plan.asked[-1].at == plan.computing, "the embedding's gradient comes last"
+
+
 @pytest.mark.parametrize("name", TALK)
 def test_the_bytes_term_is_the_volume_over_the_bandwidth(name):
     """Also where a step has several passes, and on nodes, where the slower link decides."""
@@ -97,6 +109,8 @@ def test_the_bytes_term_is_the_volume_over_the_bandwidth(name):
             volume -= passes * 63 / 64 * 4 * model.root
         step = predict(setup)
         assert step.sending == pytest.approx(volume / 20e9)
+        slower_inside = replace(setup, machines=Machines(inside=5.0))
+        assert predict(slower_inside).sending == pytest.approx(volume / 5e9)
         inside = predict(replace(setup, ranks=8, batch=8 * passes))
         assert inside.sending == pytest.approx(volume * (7 / 8) / (63 / 64) / 450e9)
 
@@ -154,7 +168,9 @@ def test_overlap_is_the_share_of_what_could_hide():
     full, half, none = (predict(replace(WEAK, ranks=512, overlap=share)) for share in (1.0, 0.5, 0.0))
     assert none.seconds == pytest.approx(none.computing + none.link)
     assert half.seconds == pytest.approx((full.seconds + none.seconds) / 2)
-    by_hand = replace(WEAK, strategy="zero3", ranks=512)
+    by_hand = replace(WEAK, strategy="zero3", ranks=512, batch=8 * 512 * 4)
+    assert by_hand.passes == 4
+    assert predict(by_hand).waiting == pytest.approx(predict(by_hand).link), "in each of the passes"
     assert predict(by_hand).seconds == pytest.approx(predict(replace(by_hand, overlap=0.0)).seconds)
 
 
