@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from chapter19_9.train import DEFAULT, Result, train
 from d2l_utils.events import Recording, difference, union
-from d2l_utils.link import Link
+from d2l_utils.link import Carrier, Link
 from d2l_utils.transformer import TransformerConfig
 
 __all__ = ["FREE", "Asked", "Plan", "Slowed", "crossover", "plan", "trained"]
@@ -46,7 +46,7 @@ class Plan:
     computing: float
     asked: tuple[Asked, ...]
 
-    def seconds(self, link: Link) -> float:
+    def seconds(self, link: Carrier) -> float:
         """The step's length behind a link: computing goes on until it needs what is not there yet."""
         moments = [(one.at, 0, one) for one in self.asked] + [(one.by, 1, one) for one in self.asked]
         waited, free_from, done, there = 0.0, 0.0, 0.0, dict[int, float]()
@@ -60,7 +60,7 @@ class Plan:
                 there[id(one)] = done = max(free_from, done) + one.real
         return self.computing + waited
 
-    def charged(self, link: Link) -> float:
+    def charged(self, link: Carrier) -> float:
         """Seconds that the link is busy in a step."""
         return sum(link.seconds(one.name, one.bytes, one.group_size) for one in self.asked)
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 from d2l_utils.traffic import hops_on_ring, sent_on_ring
 
-__all__ = ["Link"]
+__all__ = ["Carrier", "Link"]
+
+
+class Carrier(Protocol):
+    """Whatever knows how long a collective would keep it busy: a link, or a cluster's."""
+
+    def seconds(self, name: str, payload: int, group_size: int) -> float: ...
 
 
 @dataclass(frozen=True)

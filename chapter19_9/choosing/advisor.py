@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from chapter19_9.choosing import cost, lines
-from chapter19_9.choosing.cost import BF16, PRECISIONS, Links, Moment, Precision
+from chapter19_9.choosing.cost import BF16, PRECISIONS, Moment, Precision
+from chapter19_9.choosing.machines import Machines
 from chapter19_9.choosing.presets import PRESETS, Model, own, whole
+from chapter19_9.choosing.scaling import MOST_RANKS, Setup, Step, predict
 
 ASSUMPTIONS = (
     "Saved activations: fused attention, no dropout: arXiv 2205.05198, equation 1, without masks and s x s matrices.",
@@ -25,9 +27,7 @@ ASSUMPTIONS = (
     "bf16 is 2 + 2 + 12 bytes a parameter (arXiv 1910.02054); DDP under autocast keeps a 16-bit cast of each weight more.",
     "The loss is taken in 32 bits over the whole micro-batch; the optimizer is fused.",
     "FSDP2 gathers one block ahead in backward, through a buffer.",
-    "Bytes on the link are those of an ideal ring; their time has no latency in it and hides behind nothing.",
 )
-MOST_RANKS = 2**20
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,9 @@ class Question:
     memory        : of one device, in GB (1e9 bytes).
     devices, nodes: devices in a node, and nodes.
     inside        : GB/s from one device to another in its node.
-    between       : GB/s from one node to another.
+    between       : GB/s out of a node, by all its links.
     reserve       : share of the memory that is left to the framework, and to gaps.
+    teraflops     : 1e12 operations a second of one device when it only computes.
 
     Raises ValueError that names the field.
     """
@@ -56,9 +57,10 @@ class Question:
     memory: float = 80.0
     devices: int = 8
     nodes: int = 1
-    inside: float = 300.0
-    between: float = 50.0
+    inside: float = Machines.inside
+    between: float = Machines.between
     reserve: float = 0.1
+    teraflops: float = Machines.teraflops
 
     def __post_init__(self) -> None:
         if isinstance(self.model, str) and self.model not in PRESETS:
@@ -72,7 +74,7 @@ class Question:
             raise ValueError(f"precision is {self.precision!r}: it must be one of {', '.join(PRECISIONS)}")
         if not isinstance(self.checkpointing, bool):
             raise ValueError(f"checkpointing is {self.checkpointing!r}: it must be True or False")
-        for name in ("memory", "inside", "between"):
+        for name in ("memory", "inside", "between", "teraflops"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value!r}: it must be a number above 0")
@@ -97,6 +99,10 @@ class Question:
         return PRECISIONS[self.precision]
 
     @property
+    def machines(self) -> Machines:
+        return Machines(self.devices, self.inside, self.between, teraflops=self.teraflops)
+
+    @property
     def room(self) -> float:
         """Bytes of one device that may be filled."""
         return 1e9 * self.memory * (1 - self.reserve)
@@ -104,15 +110,25 @@ class Question:
 
 @dataclass(frozen=True)
 class Option:
-    """One way to train, weighed. ``peak``: the fullest moment; ``sent``: bytes of one rank and step; ``seconds``: their
-    time on the link."""
+    """One way to train, weighed. ``peak``: the fullest moment; ``sent``: bytes of one rank and step."""
 
-    strategy: str
-    checkpointing: bool
+    setup: Setup
     peak: Moment
     sent: float
-    seconds: float
     fits: bool
+
+    @property
+    def strategy(self) -> str:
+        return self.setup.strategy
+
+    @property
+    def checkpointing(self) -> bool:
+        return self.setup.checkpointing
+
+    @cached_property
+    def time(self) -> Step:
+        """Its step in seconds."""
+        return predict(self.setup)
 
     @property
     def title(self) -> str:
@@ -135,9 +151,11 @@ def weigh(question: Question, strategy: str, checkpointing: bool) -> Option:
         strategy, model, n, question.tokens, accounts, checkpointing=checkpointing, every=False
     )  # fmt: skip
     most, sent = cost.peak(walked), cost.sent(strategy, model, n, accounts)
-    links = Links(1e9 * question.inside, 1e9 * question.between)
-    seconds = cost.link_seconds(sent, n, question.devices, links)
-    return Option(strategy, checkpointing, most, sent, seconds, most.total <= question.room)
+    setup = Setup(
+        model, strategy, n, question.length, question.micro_batch, precision=question.precision,
+        checkpointing=checkpointing, machines=question.machines,
+    )  # fmt: skip
+    return Option(setup, most, sent, most.total <= question.room)
 
 
 @dataclass(frozen=True)
@@ -174,6 +192,11 @@ class Answer:
         from chapter19_9.choosing.what_if import changes
 
         return tuple(changes(self))
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the figures take for granted: bytes, then times."""
+        return (*ASSUMPTIONS, *(self.chosen or self.options[-1]).time.assumptions)
 
     @property
     def lines(self) -> str:
@@ -216,7 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{field.replace('_', '-')}", type=int, default=getattr(Question, field), help=words)
     for field, words in (
         ("memory", "GB of one device"), ("inside", "GB/s between devices of a node"),
-        ("between", "GB/s from node to node"), ("reserve", "share of the memory left free"),
+        ("between", "GB/s out of a node"), ("reserve", "share of the memory left free"),
+        ("teraflops", "1e12 operations a second of one device"),
     ):  # fmt: skip
         parser.add_argument(f"--{field}", type=float, default=getattr(Question, field), help=words)
     parser.add_argument("--precision", default="bf16", help="fp32 or bf16")

@@ -1,4 +1,4 @@
-"""What a step costs one rank, predicted: bytes by part at each moment, and time on the link.
+"""What a step costs one rank, predicted: bytes by part at each moment, and bytes that it sends. ``scaling`` has the time.
 
     >>> most = peak(moments("fsdp2", PRESETS["llama-7b"], 64, tokens=2048, precision=BF16))
     >>> most.name, most.total
@@ -255,23 +255,6 @@ def _walk(
     yield moment("optimizer", buffers=2 * largest / (n if sharded else 1) * gloo)
 
 
-@dataclass(frozen=True)
-class Links:
-    """Speeds in bytes a second: of one device to another in its node, and of one node to another."""
-
-    inside: float
-    between: float
-
-    def slowest(self, n: int, devices: int) -> float:
-        """A ring over all ranks passes each node's border once: across nodes it goes at the slower of the two."""
-        return self.inside if n <= devices else min(self.inside, self.between)
-
-
 def sent(strategy: str, model: Model, n: int, precision: Precision = FP32) -> float:
     """Bytes that each rank sends in one step, on an ideal ring; the textbook's 2 or 3 times (N-1)/N M_P."""
     return theory.volume(strategy, precision.states(model.parameters), n)
-
-
-def link_seconds(bytes_sent: float, n: int, devices: int, links: Links) -> float:
-    """Time that the bytes of one step are on the link, when nothing else is and no message has a price of its own."""
-    return bytes_sent / links.slowest(n, devices)

@@ -8,6 +8,7 @@ A shape is counted, not quoted: ``published`` is what its source prints, and a t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
@@ -79,6 +80,16 @@ class Model:
         return weights + biases + 4 * w
 
     @property
+    def block_tensors(self) -> tuple[int, ...]:
+        """Numbers in each of a block's tensors, in order; their sum is ``block``. Queries, keys and values are one
+        tensor, except where there is a gate."""
+        w, kv, inner = self.width, self.kv_width, self.inner
+        if self.gated:
+            return (w, w * w, w * kv, w * kv, w * w, w, w * inner, w * inner, inner * w)
+        qkv = (w * (w + 2 * kv), *([w + 2 * kv] if self.qkv_bias else []))
+        return (w, w, *qkv, w * w, w, w, w, w * inner, inner, inner * w, w)
+
+    @property
     def output(self) -> int:
         """Parameters of the output layer, and of the norm before it: what backward comes to first."""
         return self.vocabulary * self.width + self.norm
@@ -111,6 +122,16 @@ def whole(name: str, value: object, least: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{name} is {value!r}: it must be a whole number of at least {least}")
     return value
+
+
+def number(name: str, value: object, zero: bool) -> None:
+    """ValueError that names the field when it is not a number above 0; zero: not a finite one from 0 on."""
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not (0 <= value < math.inf if zero else value > 0)
+    ):
+        raise ValueError(f"{name} is {value!r}: it must be a number {'of at least' if zero else 'above'} 0")
 
 
 def own(**sizes: object) -> Model:

@@ -18,8 +18,6 @@ NAMES = {
 
 def told(answer: Answer) -> str:
     """Model, recommended start, what each way needs, its parts, the link, what would change, the lines."""
-    from chapter19_9.choosing.advisor import ASSUMPTIONS
-
     q, chosen = answer.question, answer.chosen
     text = [
         f"{q.sizes.name}: {q.sizes.parameters / 1e9:,.2f} billion parameters [{q.sizes.source}]",
@@ -41,13 +39,14 @@ def told(answer: Answer) -> str:
     without, with_ = answer.activations
     text += [
         f"  saved activations {format_bytes(round(without))}, with checkpointing {format_bytes(round(with_))}",
-        f"  on the link {format_bytes(round(way.sent))} a step, {way.seconds:.3g} s",
+        f"  on the link {format_bytes(round(way.sent))} a step, {way.time.link:.3g} s",
+        f"  a step {way.time.seconds:.3g} s, of which {way.time.computing:.3g} s computing",
         "",
         "What would change the answer:",
         *(f"  {change}" for change in answer.changes),
         "",
         "Assumed:",
-        *(f"  {words}" for words in ASSUMPTIONS),
+        *(f"  {words}" for words in answer.assumptions),
     ]
     if chosen:
         text += ["", *answer.lines.splitlines()]
@@ -65,7 +64,7 @@ def headline(answer: Answer) -> str:
 def _line(option: Option, taken: bool) -> str:
     mark = "->" if taken else "  "
     fits = "fits" if option.fits else "does not fit"
-    return f"{mark} {option.title:27} {option.peak.total / 1e9:>10,.1f} GB  {fits}"
+    return f"{mark} {option.title:27} {option.peak.total / 1e9:>10,.1f} GB  {fits:12}  computes {option.time.efficiency:.0%} of a step"
 
 
 def brief(answer: Answer) -> str:

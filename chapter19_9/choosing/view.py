@@ -29,14 +29,14 @@ LOOKS = {
 
 
 def flow_of(answer: Answer) -> Figure:
-    """The questions in their order. Each box: a way to train, the GB that one rank would need, and the time on
-    the link in a step."""
+    """The questions in their order. Each box: a way to train, the GB that one rank would need, and the time
+    its links are busy in a step."""
     question, chosen, asked = answer.question, answer.chosen, answer.asked
     lanes: dict[bool, list[Box]] = {}
     for option in answer.options:
         state = "yes" if option is chosen else "no" if option in asked else ""
         name = option.title.removesuffix(" + checkpointing")
-        words = f"{name}\n{_number(option.peak.total / 1e9)} GB\nlink {_time(option.seconds)}"
+        words = f"{name}\n{_number(option.peak.total / 1e9)} GB\nlink {_time(option.time.link)}"
         box = Box(words, state)
         lanes.setdefault(option.checkpointing, []).append(box)
     names = {False: "does one rank's part fit?", True: "and with activation checkpointing?"}

@@ -7,10 +7,12 @@ import torch
 
 from chapter19_9 import theory
 from chapter19_9.choosing import cost, view
-from chapter19_9.choosing.advisor import Question, advise, candidates, main, weigh
+from chapter19_9.choosing.advisor import ASSUMPTIONS, Question, advise, candidates, main, weigh
 from chapter19_9.choosing.cost import BF16, FP32, HABITS, PARTS
 from chapter19_9.choosing.lines import SHORT, write
+from chapter19_9.choosing.machines import Machines
 from chapter19_9.choosing.presets import PRESETS, Model, of_toy, own
+from chapter19_9.choosing.scaling import Setup, assumptions, predict
 from chapter19_9.choosing.what_if import fewest_ranks, largest, memory_for
 from chapter19_9.strategies import STRATEGIES
 from d2l_utils.figure import png
@@ -184,15 +186,19 @@ def test_what_would_change_it_really_changes_it():
     assert any(f"from {n} ranks on" in change for change in answer.changes)
 
 
-def test_bytes_and_time_on_the_link():
+def test_bytes_and_time_on_the_link_are_those_of_scaling():
     question = Question("llama-7b", precision="fp32", devices=8, nodes=2, inside=300.0, between=25.0, memory=1000.0)
     m_p = 4 * PRESETS["llama-7b"].parameters
     for name, units in (("ddp", 2), ("fsdp2_no_reshard", 2), ("fsdp2", 3), ("zero_redundancy", 3)):
         option = weigh(question, name, False)
         assert option.sent == pytest.approx(units * 15 / 16 * m_p)
-        assert option.seconds == pytest.approx(option.sent / 25e9)
-    assert weigh(replace(question, nodes=1), "ddp", False).seconds == pytest.approx(2 * 7 / 8 * m_p / 300e9)
-    assert weigh(replace(question, inside=5.0), "ddp", False).seconds == pytest.approx(2 * 15 / 16 * m_p / 5e9)
+        assert option.time.sending == pytest.approx(option.sent / 25e9)
+        setup = Setup("llama-7b", name, 16, precision="fp32", machines=Machines(inside=300.0, between=25.0))
+        assert option.time == replace(predict(setup), setup=option.setup)
+    assert weigh(replace(question, nodes=1), "ddp", False).time.sending == pytest.approx(2 * 7 / 8 * m_p / 300e9)
+    assert weigh(replace(question, inside=5.0), "ddp", False).time.sending == pytest.approx(2 * 15 / 16 * m_p / 5e9)
+    faster = weigh(replace(question, teraflops=800.0), "ddp", False).time.computing
+    assert faster == pytest.approx(weigh(question, "ddp", False).time.computing / 2)
 
 
 @pytest.mark.parametrize(
@@ -211,6 +217,7 @@ def test_bytes_and_time_on_the_link():
         ({"memory": float("nan")}, "memory is nan: it must be a number above 0"),
         ({"inside": float("inf")}, "inside is inf"),
         ({"between": "fast"}, "between is 'fast'"),
+        ({"teraflops": 0}, "teraflops is 0: it must be a number above 0"),
         ({"reserve": 1}, "reserve is 1: it must be a number from 0 to below 1"),
     ],
 )
@@ -250,6 +257,8 @@ def test_the_command_prints_the_answer_and_names_what_it_refuses(capsys):
     printed = capsys.readouterr().out
     assert "8.03 billion parameters [Llama 3 (arXiv 2407.21783), table 3]" in printed
     assert printed.count("->") == 1
+    for words in (*ASSUMPTIONS, *assumptions(Setup("llama3-8b", ranks=16))):
+        assert words in printed
     main(["--layers", "2", "--width", "64", "--heads", "4", "--vocabulary", "256", "--length", "64"])
     assert "Start with DDP (ddp)" in capsys.readouterr().out
     for arguments, message in (
