@@ -1,9 +1,10 @@
 """What a rank needs when plain torchrun started it on one of several machines: the right network, and a word when a machine is gone.
 
 Neither is needed on one machine, and `launch` uses neither. A machine that loses its power or its cable says nothing: who waits
-for it in a collective waits for PyTorch's own limit, half an hour with gloo. So every rank counts up a number of its node in the
-store through which the ranks met, and the first rank of each node looks whether the others' numbers still move. A node is judged
-by numbers that move, never by clocks, which differ between machines; and a rank that only computes for long is not missed.
+for it in a collective waits until the network gives up, after a quarter of an hour, or gloo does, after half an hour. So every
+rank counts up a number of its node in the store through which the ranks met, and the first rank of each node looks whether the
+others' numbers still move. A node is judged by numbers that move, never by clocks, which differ between machines; and a rank that
+only computes for long is not missed.
 
 Environment: D2L_NODE_TIMEOUT, the seconds after which a silent machine is taken for gone (60).
 """

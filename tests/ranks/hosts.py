@@ -112,8 +112,9 @@ def environment(home: Path, **more: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def two_hosts(folder: Path) -> Iterator[list[Host]]:
-    """Two hosts on one cable, `node-a` at 10.77.0.1 and `node-b` at 10.77.0.2; each knows the other's address by name."""
-    places = [("node-a", "10.77.0.1"), ("node-b", "10.77.0.2")]
+    """Two hosts on one cable, `node-a` at 192.168.77.1 and `node-b` at 192.168.77.2; each knows the other's address by name."""
+    # Above 127: of two ranks the one with the lower address listens (gloo), and a host that gives itself as 127.0.0.1 must be caught.
+    places = [("node-a", "192.168.77.1"), ("node-b", "192.168.77.2")]
     with contextlib.ExitStack() as stack:
         hosts = []
         for name, address in places:
