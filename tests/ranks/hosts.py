@@ -145,6 +145,6 @@ def needed() -> None:
     """Skip, saying why, where two hosts cannot be made; fail where D2L_CI allows no skip."""
     reason = why_not()
     if reason and os.environ.get("D2L_CI"):
-        pytest.fail(f"D2L_CI=1 allows no skip, and the two-host test {reason}")
+        pytest.fail(f"D2L_CI=1 allows no skip, and two hosts cannot be made: {reason}")
     if reason:
         pytest.skip(reason)

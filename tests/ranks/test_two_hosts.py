@@ -171,3 +171,22 @@ with two_hosts(Path({str(tmp_path)!r})) as pair:
 
 def children_of(pid):
     return {child.pid for child in psutil.Process(pid).children(recursive=True)}
+
+
+@pytest.mark.parametrize("ci", ["1", ""])
+def test_where_namespaces_are_forbidden_ci_fails_and_others_skip(ci, monkeypatch, tmp_path):
+    """Root in a container may lack the right: `unshare` then says why."""
+    programs = {
+        "unshare": "echo 'unshare: unshare failed: Operation not permitted' >&2; exit 1",
+        "ip": "",
+        "nsenter": "",
+    }
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setenv("D2L_CI", ci)
+    monkeypatch.setattr(hosts.os, "geteuid", lambda: 0)
+    kind = pytest.fail.Exception if ci else pytest.skip.Exception
+    with pytest.raises(kind, match=r"does not let its root make namespaces: .*Operation not permitted"):
+        hosts.needed()
