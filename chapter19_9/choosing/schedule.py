@@ -1,10 +1,11 @@
 """When a step's collectives are asked for, and when they are needed: a ``Plan``, as a recorded step gives one, derived
 from a model's sizes, the registry's facts, and what each strategy's code does.
 
-- FSDP gathers one block ahead. A block's gradients must have left when the next block's are ready to.
+- FSDP gathers one block ahead. A block's gradients must have left when the next block's are ready to. It is the device's
+  streams that let it: on CPU ranks, which have none, it waits for each collective.
 - DDP reduces buckets while backward goes on, and needs them when it is over. A bucket is full at 1 MiB, later ones at 25 MiB
   of 32-bit weights.
-- ZeRO by hand waits for each of its collectives.
+- ZeRO by hand waits for each of its collectives; with ``prefetch``, ZeRO-3 gathers one block ahead.
 - What belongs to the optimizer's step has nothing beside it.
 """
 
@@ -38,29 +39,35 @@ class Clock:
 
 
 def schedule(
-    strategy: str, model: Model, n: int, precision: Precision, flops: Flops, computing: float, *, last: bool = True
-) -> Plan:
+    strategy: str, model: Model, n: int, precision: Precision, flops: Flops, computing: float, *, last: bool = True,
+    bucket_mb: float | None = None, prefetch: bool = False,
+) -> Plan:  # fmt: skip
     """One pass of n ranks that compute for so many seconds. last: the pass that ends a step; the ones before it leave
-    out what is exchanged once a step. Raises ValueError for a strategy that is not registered."""
+    out what is exchanged once a step. bucket_mb, prefetch: as in ``train``, and ``zero3``. Raises ValueError for a
+    strategy that is not registered."""
+    ahead = prefetch or strategy in AHEAD
+    caps = (MIB, 25 * MIB) if bucket_mb is None else (bucket_mb * MIB,) * 2
     facts, clock = get(strategy), Clock(flops, computing)
     found: list[Asked] = []
     for exchange in facts.communicates if n > 1 else ():
         if last or exchange.every == "pass":
-            for name, size, at, by in _asked(facts, exchange, model, clock):
+            for name, size, at, by in _asked(facts, exchange, model, clock, caps, ahead):
                 element = precision.parameters if exchange.of == "parameters" else precision.gradients
                 found.append(Asked(name, element * size, n, at, by, 0.0))
     return Plan(computing, tuple(sorted(found, key=lambda one: (one.at, one.by))))
 
 
-def _asked(facts: Strategy, exchange: Exchange, model: Model, clock: Clock) -> Iterator[tuple[str, int, float, float]]:
+def _asked(
+    facts: Strategy, exchange: Exchange, model: Model, clock: Clock, caps: tuple[float, float], ahead: bool
+) -> Iterator[tuple[str, int, float, float]]:
     """(collective, numbers in its tensor, when it is asked for, when it is needed)."""
-    name, ahead, layers = exchange.collective, facts.name in AHEAD, model.layers
+    name, layers = exchange.collective, model.layers
     if name == "broadcast":  # one for each tensor
         for size, _ in _tensors(model):
             yield name, size, clock.end, clock.end
         return
     if name == "all_reduce":
-        for size, at in _buckets(model, clock):
+        for size, at in _buckets(model, clock, caps):
             yield name, size, at, clock.end
         return
     moments: dict[str, tuple[float, float]] = {  # of the root, or of the only unit
@@ -81,7 +88,7 @@ def _asked(facts: Strategy, exchange: Exchange, model: Model, clock: Clock) -> I
             at = by if not ahead else clock.backward[number + 1] if number + 1 < layers else clock.loss
         elif exchange.when == "backward":
             at = clock.done[number]
-            by = clock.done[max(0, number - 1)] if ahead else at
+            by = clock.done[max(0, number - 1)] if facts.name in AHEAD else at
         yield name, model.block, at, by
 
 
@@ -93,7 +100,7 @@ def _tensors(model: Model) -> list[tuple[int, int]]:
     return [*((size, -1) for size in first), *blocks, *((size, model.layers) for size in last)]
 
 
-def _buckets(model: Model, clock: Clock) -> Iterator[tuple[int, float]]:
+def _buckets(model: Model, clock: Clock, caps: tuple[float, float]) -> Iterator[tuple[int, float]]:
     """(numbers, when the last of them is computed) of DDP's buckets; in a block, gradients come one after the other."""
     filled, first, at = 0, True, clock.output_done
     made = 0  # of the block's gradients
@@ -105,7 +112,7 @@ def _buckets(model: Model, clock: Clock) -> Iterator[tuple[int, float]]:
             start, end = clock.backward[number], clock.done[number]
             at = start + (end - start) * made / model.block
         filled += size
-        if 4 * filled >= (MIB if first else 25 * MIB):
+        if 4 * filled >= caps[0 if first else 1]:
             yield filled, at
             filled, first = 0, False
     if filled:
