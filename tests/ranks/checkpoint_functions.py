@@ -2,13 +2,14 @@
 
 import os
 import signal
-import threading
 import time
+from pathlib import Path
 
 import torch.distributed as dist
 
 from chapter19_9.resuming.checkpoint import Checkpoints
 from chapter19_9.train import train
+from d2l_utils.launching import worker
 
 
 def train_all(runs, folder, every=0, **settings):
@@ -22,24 +23,33 @@ def train_all(runs, folder, every=0, **settings):
 
 
 def dies(how, lives=1, culprit=1):
-    """Rank ``culprit`` fails in the first so many ``lives``; the others wait for it. Returns the life, from 0."""
+    """Rank ``culprit`` fails in the first so many ``lives``; the others wait for it. Returns the life, from 0.
+
+    how: "kill", "raise", "late" (after all have delivered), "early" (after another has delivered, in the first life).
+    """
     life = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     print(f"life {life}", flush=True)
     if dist.get_rank() == culprit and life < lives:
-        if how == "late":  # after it has delivered
-            threading.Thread(target=die_when_all_have_delivered, daemon=True).start()
+        if how == "late":
+            worker._wait_for_others = abort_when_all_have_delivered
         elif how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        elif how == "leave":
-            os._exit(0)
         else:
+            while how == "early" and life == 0 and not delivered():
+                time.sleep(0.01)
             raise ValueError(f"in life {life}")
+    elif how == "early" and life == 0:
+        return life
     dist.barrier()
     return life
 
 
-def die_when_all_have_delivered():
-    folder = os.environ["D2L_RUN_FOLDER"]
-    while sum(name.endswith(".result") for name in os.listdir(folder)) < dist.get_world_size():
-        time.sleep(0.0002)
+def delivered():
+    """How many ranks have delivered."""
+    return len(list(Path(os.environ["D2L_RUN_FOLDER"]).glob("*.result")))
+
+
+def abort_when_all_have_delivered(folder, size):
+    while delivered() < size:
+        time.sleep(0.01)
     os.kill(os.getpid(), signal.SIGABRT)

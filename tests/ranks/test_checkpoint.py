@@ -146,6 +146,15 @@ def test_when_restarts_are_used_up_the_last_life_s_error_is_told(how, words):
 def test_a_rank_that_fails_after_all_have_delivered_restarts_nothing():
     done = launch(ranks.dies, world_size=2, restarts=1, output="quiet", how="late")
     assert done.results == [0, 0]
+    assert done.output == ["life 0\n"] * 2
+    assert done.late_failures == {1: "SIGABRT"}
+
+
+def test_what_a_life_delivered_is_forgotten_in_the_next():
+    with pytest.raises(LaunchError) as caught:
+        launch(ranks.dies, world_size=2, restarts=1, output="quiet", how="early", lives=2)
+    assert caught.value.message.startswith("rank 1 failed: ValueError: in life 1")
+    assert caught.value.results == [None, None]
 
 
 @pytest.mark.parametrize(
