@@ -32,7 +32,7 @@ notebooks: ## build notebooks/ from chapter19_9/sections/, running every cell
 	$(run) -m d2l_utils.notebooks build $(ARGS)
 
 book: ## make the chapter's site in build/book/, to be opened from disk
-	@python=$$(sh .ci/setup.sh) && { "$$python" -m pip show -q myst-nb furo latex2mathml 2>/dev/null || \
+	@python=$$(sh .ci/setup.sh) && { "$$python" -c 'import furo, latex2mathml, myst_nb' 2>/dev/null || \
 		"$$python" -m pip install -q --disable-pip-version-check -e '.[book]'; } && exec "$$python" -m d2l_utils.book $(ARGS)
 
 check: ## lint, format, types, and notebooks that agree with their text

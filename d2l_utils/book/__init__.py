@@ -7,6 +7,7 @@ Sphinx would leave behind (widgets, solutions, the order of the lessons) into wh
 MathML, which browsers draw by themselves.
 """
 
+import re
 import shutil
 import tempfile
 from io import StringIO
@@ -80,7 +81,8 @@ def build(notebooks: Path, target: Path) -> Path:
             sphinx = Sphinx(source, None, site, Path(scratch, "trees"), "html", settings, status=None, warning=said)
             sphinx.build(force_all=True)
         if said.getvalue() or sphinx.statuscode:
-            raise BookError(said.getvalue().replace(f"{source}/", ""))
+            colours = r"\x1b\[[\d;]*m"
+            raise BookError(re.sub(colours, "", said.getvalue()).replace(f"{source}/", "").strip())
         shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(site, target, ignore=shutil.ignore_patterns(".*", "_sources", "objects.inv", "*.map"))

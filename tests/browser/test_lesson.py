@@ -58,3 +58,16 @@ def test_the_first_lesson_runs_and_answers_to_its_knob(lab, page):
     cell.get_by_text("stopped: world size = 8").wait_for()
     page.until(lambda: running(lab) <= before, 5, "no rank is left")
     assert page.failures() == []
+
+
+def test_a_word_leads_to_its_place_in_the_glossary(lab, page):
+    """From the second time on: JupyterLab opens a notebook at its top."""
+    for name in (LESSON.name, "15-glossary.ipynb"):
+        shutil.copy(ROOT / "notebooks" / name, lab.root / name)
+    page.open(lab, LESSON.name)
+    for word in ("throughput", "micro-batch"):
+        page.page.locator(".lm-TabBar-tab", has_text=LESSON.stem[:6]).first.click()
+        page.page.get_by_role("link", name=word, exact=True).click()
+        place = page.page.locator(f'.jp-Notebook h2[data-jupyter-id="{word}"]')
+        place.wait_for(state="attached")
+    page.until(lambda: 0 < place.bounding_box()["y"] < 1000, 20, "its heading is in the window")

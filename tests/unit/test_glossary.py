@@ -18,7 +18,7 @@ SECTIONS = sections(Path(__file__).parents[2] / "chapter19_9" / "sections")
 (GLOSSARY,) = (path for path in SECTIONS if path.stem.endswith("glossary"))
 LESSONS = [path for path in SECTIONS if path != GLOSSARY]
 TEXT = GLOSSARY.read_text(encoding="utf-8")
-TERMS = re.findall(r"^### (.+)$", TEXT, re.MULTILINE)
+TERMS = re.findall(r"^## (.+)$", TEXT, re.MULTILINE)
 TO_GLOSSARY = re.compile(rf"\[([^\]]*)\]\({GLOSSARY.stem}\.ipynb#([^)]*)\)")
 NO_USE = re.compile(
     r"^```.*?^```|^#.*?$|^\| \[.*?$|\$\$.*?\$\$|\$[^$\n]*\$|`[^`\n]*`|\[[^\]]*\]\([^)]*\)"
@@ -77,7 +77,7 @@ def test_terms_are_in_order_and_none_is_twice() -> None:
 
 
 def test_each_term_has_a_chinese_name_and_a_sentence() -> None:
-    for part in re.split(r"^### ", TEXT, flags=re.MULTILINE)[1:]:
+    for part in re.split(r"^## ", TEXT, flags=re.MULTILINE)[1:]:
         term, _, rest = part.partition("\n\n")
         assert re.match(r"\*\*[^*]*[\u4e00-\u9fff][^*]*\*\* · [A-Z*`][^\n]{20,}\.( \(\[|$|\n)", rest), term
 
