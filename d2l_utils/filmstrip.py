@@ -2,10 +2,12 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.textpath import TextPath
 
 from d2l_utils import figure as style
 
@@ -67,8 +69,8 @@ def filmstrip(*films: Film, frames: Sequence[int] | None = None, ranks: int = 4)
             _grid(axes, film, number, count, names=column == 0)
             words = film["frames"][number]["words"].removeprefix("all ranks: ")
             words = words if words.startswith("the ") else words.removesuffix(" begins")
-            caption = textwrap.shorten(f"{place + 1}  {words}", 42, placeholder=" …")
-            picture.text(0.065 + wide * column, bottom + high + 0.17 * inch, caption, fontsize=7.5, color=style.INK)
+            caption, size = _fitting(f"{place + 1}  {words}", (wide - 0.018) * style.WIDTH * 72)
+            picture.text(0.065 + wide * column, bottom + high + 0.17 * inch, caption, fontsize=size, color=style.INK)
         top -= many * (_CAPTION + _CELL * count) * inch
         _curve(picture.add_axes((0.065, top - 0.55 * inch, 0.917, 0.37 * inch)), film, numbers)
         top -= _CURVE * inch
@@ -86,6 +88,20 @@ def chosen(film: Film) -> list[int]:
     sent = [i for i, f in enumerate(frames) if any(f["states"][4 * c + 1] in _moving(film, 1) for c in _served(f))]
     sent = [i for i in sent if backward and i > backward[0]]
     return sorted({0, *forward[:1], *late[-1:], *backward[:1], *sent[:1], last})
+
+
+def _fitting(words: str, points: float) -> tuple[str, float]:
+    """The words and a font size in which they take so many points at most: smaller, then without the last ones."""
+    for size in (7.5, 6.5):
+        if _wide(words, size) <= points:
+            return words, size
+    shorter = (textwrap.shorten(words, most, placeholder=" …") for most in range(len(words), 0, -1))
+    return next((short for short in shorter if _wide(short, 6.5) <= points), ""), 6.5
+
+
+@cache
+def _wide(words: str, size: float) -> float:
+    return float(TextPath((0, 0), words, size=size).get_extents().width)
 
 
 def _moving(film: Film, kind: int) -> set[str]:

@@ -4,6 +4,7 @@ Recordings made by hand show the rules one by one; tests/ranks/test_lifecycle.py
 """
 
 import base64
+import itertools
 import json
 from dataclasses import replace
 
@@ -270,3 +271,16 @@ def test_two_films_wait_for_each_other_in_each_phase(film):
     for own, other in steps:
         assert data["frames"][own]["phase"] == short["frames"][other]["phase"]
     assert steps == sorted(steps)
+
+
+def test_a_frames_words_end_before_the_next_frame_begins(film):
+    data = film.data()
+    for frame in data["frames"]:
+        frame["words"] = "reduce-scatter of block 2's gradients ends, and of what is in no block"
+    picture = filmstrip(data)
+    picture.canvas.draw()
+    captions = [text for text in picture.texts if text.get_text()[:1].isdigit()]
+    assert len(captions) > 3 and all(text.get_text().endswith(" …") for text in captions)
+    spans = [text.get_window_extent() for text in captions]
+    for one, other in itertools.pairwise(spans):
+        assert one.y0 != other.y0 or one.x1 < other.x0
