@@ -4,7 +4,10 @@
     panel
 
 Shown are memory beside its formula, bytes sent beside theirs, the timeline, the loss, and the lifecycle player; the
-run before stays beside the run that is on. ``panel.result.run`` is an ordinary run: ``panel.save("train.py")`` keeps its
+run before stays beside the run that is on. A lesson takes the knobs and pictures that it is about:
+
+    Cockpit(knobs=["strategy", "bandwidth"], shows=["time"], strategy="zero3", bandwidth="80 MB/s")
+ ``panel.result.run`` is an ordinary run: ``panel.save("train.py")`` keeps its
 script, and the panel shows script and torchrun command.
 """
 
@@ -22,13 +25,13 @@ from matplotlib.figure import Figure
 
 from chapter19_9 import theory
 from chapter19_9.checks import check_batch
+from chapter19_9.cockpit_view import PICTURES, SHOWS, sheet
 from chapter19_9.combining import PRECISIONS, check
 from chapter19_9.lifecycle import frames
 from chapter19_9.strategies import STRATEGIES
 from chapter19_9.theory import STATES, States, fullest
 from chapter19_9.train import train
-from d2l_utils import launch, plots
-from d2l_utils.figure import together
+from d2l_utils import launch
 from d2l_utils.launching.launcher import Run
 from d2l_utils.link import Link
 from d2l_utils.transformer import TransformerConfig
@@ -106,6 +109,11 @@ class Flown:
         return max(result.peak for result in self.run.results)
 
     @property
+    def saved(self) -> int:
+        """Bytes that forward saved for backward, without weights."""
+        return max(result.saved for result in self.run.results)
+
+    @property
     def seconds(self) -> float:
         """The step before the recorded ones, on the slowest rank."""
         return max(result.seconds[STEPS - 3] for result in self.run.results)
@@ -115,9 +123,9 @@ def config(blocks: int, width: int) -> TransformerConfig:
     return TransformerConfig(layers=blocks, width=width, length=LENGTH)
 
 
-def fly(world_size: int, stop: threading.Event | None = None, **values: Any) -> Flown:
-    """One launch with what the knobs say. ValueError that begins with a knob's name, before any process starts, for
-    what does not go together."""
+def fly(world_size: int, stop: threading.Event | None = None, *, film: bool = True, **values: Any) -> Flown:
+    """One launch with what the knobs say; film: with a step recorded for the player. ValueError that begins with a
+    knob's name, before any process starts, for what does not go together."""
     check(values["strategy"], precision=values["precision"], accumulation=values["accumulation"])
     check_batch(values["batch"], world_size, values["accumulation"])
     simple = values["precision"] == "fp32" and values["accumulation"] == 1 and not values["checkpointing"]
@@ -138,7 +146,7 @@ def fly(world_size: int, stop: threading.Event | None = None, **values: Any) -> 
         link=link,
         record_step=STEPS - 2,
         allocations=True,
-        lifecycle_step=STEPS - 1 if simple else None,
+        lifecycle_step=STEPS - 1 if simple and film else None,
         agreement=False,
     )
     return Flown({**values, "world_size": world_size}, run)
@@ -146,18 +154,27 @@ def fly(world_size: int, stop: threading.Event | None = None, **values: Any) -> 
 
 class Cockpit(LivePanel):
     """The panel. ``start``: first values of the knobs; knobs: names of those to show, in their order, the others
-    keep their first value; world_sizes: choices of that knob.
+    keep their first value; shows: the pictures, in their order; world_sizes: choices of that knob.
 
-    Raises ValueError for a knob or a value that there is not.
+    Raises ValueError for a knob, a picture or a value that there is not.
     """
 
     def __init__(
-        self, *, knobs: Sequence[str] = tuple(KNOBS), world_sizes: Sequence[int] = (1, 2, 3, 4), **start: Any
+        self,
+        *,
+        knobs: Sequence[str] = tuple(KNOBS),
+        shows: Sequence[str] = SHOWS,
+        world_sizes: Sequence[int] = (1, 2, 3, 4),
+        **start: Any,
     ) -> None:
+        pictures = [name for name in shows if name != "player"]
+        if not pictures or {*pictures} - {*PICTURES}:
+            raise ValueError(f"shows is {list(shows)!r}: it must be some of {', '.join(PICTURES)}, and perhaps player")
         if unknown := {*knobs, *start} - {*KNOBS, "world_size"}:
             raise ValueError(f"{', '.join(sorted(unknown))}: the knobs are {', '.join(['world_size', *KNOBS])}")
         first = {name: _first(choices) for name, choices in KNOBS.items()} | START | start
         self._fixed = {name: value for name, value in first.items() if name not in (*knobs, "world_size")}
+        self._pictures, self._films = pictures, "player" in shows
         self.before: Flown | None = None
         self._now: Flown | None = None
         self._film: Any = None
@@ -187,15 +204,19 @@ class Cockpit(LivePanel):
             widget.close()
 
     def _fly(self, world_size: int, stop: threading.Event, **values: Any) -> Flown:
-        return fly(world_size, stop, **self._fixed, **values)
+        return fly(world_size, stop, film=self._films, **self._fixed, **values)
 
     def _drawn(self, flown: Flown) -> Figure:
         """The whole sheet; also changes player and script, and keeps the run before."""
         if flown is not self._now:
             self.before, self._now = self._now, flown
-            self._replay(flown)
+            if self._films:
+                self._replay(flown)
             self.script.value = _as_script(flown.run)
-        return sheet(flown, self.before, columns=1 if self.large.value else 2)
+        return self._sheet(flown, self.large.value)
+
+    def _sheet(self, flown: Flown, large: bool) -> Figure:
+        return sheet(flown, self.before, self._pictures, columns=1 if large else min(2, len(self._pictures)))
 
     def _replay(self, flown: Flown) -> None:
         results, last = flown.run.results, self._film
@@ -212,35 +233,7 @@ class Cockpit(LivePanel):
     def _enlarge(self, change: Any) -> None:
         (self.view.add_class if change["new"] else self.view.remove_class)("d2l-large")
         if self._now is not None:
-            self.show(sheet(self._now, self.before, columns=1 if change["new"] else 2))
-
-
-def sheet(flown: Flown, before: Flown | None = None, columns: int = 2) -> Figure:
-    """Memory, bytes, timeline and loss of a run, the run before beside them."""
-    both = (("before", before, flown), ("now", flown, before))
-    runs = {f"{word}\n{one.name(other)}": one for word, one, other in both if one is not None}
-    short = dict(zip((["before"] if before else []) + ["now"], runs.values(), strict=True))
-    memory = plots.memory_bars(
-        {label: one.held for label, one in runs.items()},
-        {label: one.held_formula for label, one in runs.items()},
-        title=f"At rest; at the peak {flown.peak / 1e6:.2f} MB",
-    )
-    sent = {
-        "logical": {word: one.sent / 1e6 for word, one in short.items()},
-        "formula": {word: one.sent_formula / 1e6 for word, one in short.items()},
-    }
-    if all(one.wire is not None for one in short.values()):
-        sent["on the wire"] = {word: (one.wire or 0.0) / 1e6 for word, one in short.items()}
-    traffic = plots.panels({"MB": sent}, title="Sent by each rank in a step")
-    lanes = {"now, rank 0": flown.run.results[0].recording}
-    if before is not None:
-        lanes = {"before, rank 0": before.run.results[0].recording} | lanes
-    times = plots.timeline(lanes, title=f"One step, recorded; unrecorded it took {flown.seconds * 1e3:.0f} ms")
-    loss = plots.curves(
-        {word: one.run.results[0].losses for word, one in short.items()},
-        title="Loss over the global batch", x="step", y="nats",
-    )  # fmt: skip
-    return together([memory, times, traffic, loss], columns)
+            self.show(self._sheet(self._now, change["new"]))
 
 
 def _as_script(run: Run) -> str:

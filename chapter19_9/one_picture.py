@@ -61,13 +61,13 @@ def figure(rows: Sequence[Row], peaks: Mapping[str, float] | None = None, *, tit
         line += [_cell(*_pair(row.between, row.between_formula, name)) for name in STATES[:2]]
         line += [
             judged(row.peak, (peaks or {}).get(row.strategy), _kb),
-            *(Cell(_kb(getattr(row.at_peak, name))) for name in STATES[:2]),
+            *(_cell(*_pair(row.at_peak, None, name)) for name in STATES[:2]),
         ]
         line += [judged(row.sent, row.sent_formula, _kb)]
         line += [Cell("-" if row.on_gloo is None else _kb(row.on_gloo))]
         line += [Cell("-") if row.wire is None else judged(row.wire, row.on_gloo, _kb)]
         mark = "measured" if row.counts_formula is None else "exact" if row.counts == row.counts_formula else "off"
-        line += [Cell(_counted(row.counts) or "-", _counted(row.counts_formula or {}), mark)]
+        line += [Cell(_counted(row.counts, 2) or "-", _counted(row.counts_formula or {}), mark)]
         line += [Cell("-" if row.seconds is None else f"{row.seconds * 1e3:.0f}")]
         cells[row.strategy if row.world_size > 1 else f"{row.strategy} (1 rank)"] = line
     note = (
@@ -88,8 +88,9 @@ def _kb(count: float) -> str:
     return short(count / 1e3)
 
 
-def _counted(counts: Mapping[str, int]) -> str:
-    return " ".join(f"{count} {_SHORT.get(name, name)}" for name, count in sorted(counts.items()))
+def _counted(counts: Mapping[str, int], a_line: int = 9) -> str:
+    parts = [f"{count} {_SHORT.get(name, name)}" for name, count in sorted(counts.items())]
+    return "\n".join(" ".join(parts[at : at + a_line]) for at in range(0, len(parts), a_line))
 
 
 def _written(measured: float | None, formula: float | None) -> str:

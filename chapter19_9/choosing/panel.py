@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import ipywidgets
+from matplotlib.figure import Figure
 
 from chapter19_9.choosing.advisor import Answer, Question, advise
 from chapter19_9.choosing.cost import PRECISIONS
@@ -19,9 +20,10 @@ _SPLIT = {"description_width": "initial"}
 
 
 class AdvisorPanel(FormPanel):
-    """``start``: first values of ``Question``'s fields. Choosing a preset fills in its sizes; "own sizes" frees them."""
+    """``start``: first values of ``Question``'s fields. Choosing a preset fills in its sizes; "own sizes" frees them.
+    toy: a picture that stays under every answer: the model that was just run, predicted and measured."""
 
-    def __init__(self, **start: Any) -> None:
+    def __init__(self, *, toy: Figure | None = None, **start: Any) -> None:
         question = Question(**start)
         sizes = {name: getattr(question.sizes, name) for name in SIZES}
         sizes["length"] = question.length or sizes["length"]
@@ -46,9 +48,11 @@ class AdvisorPanel(FormPanel):
             "between": _number("between", question.between, "between nodes, GB/s"),
         }
         self._reserve = question.reserve
+        last = [] if toy is None else [toy]
         super().__init__(
-            self._advised, lambda answer: [flow_of(answer), bars_of(answer)], fields, title="advisor", describe=brief
-        )
+            self._advised, lambda answer: [flow_of(answer), bars_of(answer), *last], fields,
+            title="advisor", describe=brief,
+        )  # fmt: skip
         self._free()
         self.fields["model"].observe(lambda change: self._free(), "value")
 

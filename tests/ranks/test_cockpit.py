@@ -72,8 +72,24 @@ def test_large_type_redraws_and_runs_nothing(panel):
     assert "d2l-large" not in panel.view._dom_classes
 
 
+def test_a_lesson_takes_its_own_knobs_and_pictures():
+    panel = Cockpit(
+        knobs=["bandwidth"], shows=["peak", "sent"], strategy="zero3", world_size=2, blocks=1, width=32,
+        bandwidth="80 MB/s",
+    )  # fmt: skip
+    try:
+        assert list(panel.knobs) == ["world_size", "bandwidth"]
+        assert panel.text().count("panels") == 2 and "timeline" not in panel.text()
+        assert panel.player.children == () and panel.result.run.results[0].lifecycle is None
+        assert panel.result.values["strategy"] == "zero3" and 0 < panel.result.saved < panel.result.peak
+    finally:
+        panel.close()
+
+
 def test_a_knob_that_there_is_not_is_refused():
     with pytest.raises(ValueError, match="colour: the knobs are world_size, strategy, batch"):
         Cockpit(colour="red")
+    with pytest.raises(ValueError, match=r"shows is \['colour'\]: it must be some of memory, peak, time"):
+        Cockpit(shows=["colour"])
     with pytest.raises(ValueError, match=r"start\['blocks'\] is 3"):
         Cockpit(blocks=3)

@@ -81,6 +81,15 @@ def test_a_preset_fills_in_its_sizes_and_own_sizes_are_free():
     assert {option.checkpointing for option in panel.result.options} == {True}
 
 
+def test_what_was_just_run_stays_under_every_answer():
+    toy = stacks({"toy": {"a": 1e6}}, PARTS, dots={"toy": 1.1e6})
+    panel = AdvisorPanel(model="llama-7b", toy=toy)
+    assert panel.figures[-1] is toy and len(panel.figures) == 3
+    panel.fields["model"].value = "gpt2"
+    assert panel.figures[-1] is toy and panel.pictures.value.count("<img") == 3
+    assert len(AdvisorPanel(model="gpt2").figures) == 2
+
+
 def test_the_panels_stored_text_is_the_same_each_time_and_has_no_address():
     one, other = AdvisorPanel(model="gpt2", memory=16.0), AdvisorPanel(model="gpt2", memory=16.0)
     assert one.text() == other.text()

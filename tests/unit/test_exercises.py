@@ -32,6 +32,7 @@ RIGHT = {
     "two halves": (2, [36.0, 36.0]),
     "on the wire": (2, [(4_800_000, 4_812_345), (4_800_000.0, None)]),
     "window": (2, [(3.5, 1), (3.5, 1)]),
+    "read back": (2, [([1, 1, 2, 3, 5], [0, 1]), ([8, 13, 21, 34, 55], [1, 2, 3])]),
     "bytes in bf16": (2, [(8192, 8192)] * 2),
 }
 # one rank's answer that is a likely mistake, and what the check says of it
@@ -53,6 +54,7 @@ WRONG = {
     "two halves": (12.0, "expected 36"),
     "on the wire": ((2_400_000, 4_812_345), "rank 1 predicted 2,400,000 bytes; the kernel counts about 4,812,345"),
     "window": ((3.5, 2), "rank 1 counted 2 all-reduces"),
+    "read back": (([8, 13, 21, 34, 55], [0, 1, 2, 3]), "rank 1 read the files [0, 1, 2, 3], and needs [1, 2, 3]"),
     "bytes in bf16": ((4096, 8192), "rank 1 predicted 4096 bytes and measured 8192"),
 }
 

@@ -95,6 +95,13 @@ def row(**changes):
     return Row(**(values | changes))
 
 
+def test_what_no_step_was_looked_into_for_is_left_open():
+    """DeepSpeed's rows."""
+    row_ = row(strategy="deepspeed3", between=None, between_formula=None, at_peak=None, counts_formula=None)
+    assert figure([row_]).alt.startswith("[figure: table")
+    assert text([row_]).splitlines()[1].split()[7:9] == ["-", "-"]
+
+
 def test_the_text_tells_equal_from_not():
     head, line = text([row()]).splitlines()
     assert head.split()[:4] == ["strategy", "P", "G", "O"]
