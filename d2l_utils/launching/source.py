@@ -5,6 +5,7 @@ import importlib
 import inspect
 import linecache
 import math
+import os
 import symtable
 import sys
 import types
@@ -23,7 +24,7 @@ def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dic
     """
     check_callable(function)
     check_arguments(function, arguments)
-    uses = [uses] if callable(uses) else list(uses)
+    uses = [uses] if callable(uses) or not isinstance(uses, Iterable) else list(uses)
     for helper in uses:
         if not isinstance(helper, type | types.FunctionType):
             raise TypeError(f"uses has {helper!r}: it takes functions and classes of the notebook")
@@ -54,6 +55,16 @@ def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dic
     ]
     main = f'if __name__ == "__main__":\n    from d2l_utils.launching.worker import run_rank\n\n    run_rank({call})'
     return "\n\n\n".join(part for part in [*lines, main] if part) + "\n"
+
+
+def encodable(path: str | os.PathLike[str]) -> str:
+    """`path` as this Python can open it: one that took its locale for ASCII would stumble over Chinese in it (L26)."""
+    text = os.fspath(path)
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return os.fsdecode(text.encode("utf-8", "surrogateescape"))
+    return text
 
 
 def check_callable(function: Any) -> None:

@@ -195,7 +195,7 @@ def test_arguments_must_fit():
         launch(plain, world_size=1, size=3)
 
 
-@pytest.mark.parametrize("uses", [["helper"], [3]])
+@pytest.mark.parametrize("uses", [["helper"], [3], 3])
 def test_uses_takes_functions_and_classes(uses):
     with pytest.raises(TypeError, match="uses has"):
         launch(plain, world_size=1, uses=uses, scale=1)
