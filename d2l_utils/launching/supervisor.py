@@ -219,8 +219,22 @@ def run(request: dict[str, Any], line: Any, warm: bool) -> int:
     del stores
     gone = channel.kernel_gone  # asked before the last word: a kernel that has heard it hangs up too
     if gone or not channel.ended({"statuses": [statuses.get(pid) for pid in agents], "left": left}):
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder if kernel_lives(folder) else os.path.dirname(folder), ignore_errors=True)
     return 0
+
+
+def kernel_lives(folder: str) -> bool:
+    """Whether the process still runs in whose own folder (see folders.py) this launch's is. A cold launch has no helper that
+    removes that one when the process was killed."""
+    import psutil
+
+    try:
+        with open(os.path.join(os.path.dirname(folder), "owner.pid"), encoding="ascii") as file:
+            return bool(psutil.Process(int(file.read())).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+    except (OSError, ValueError, psutil.Error):
+        return True
 
 
 def main(request_path: str) -> None:

@@ -41,13 +41,13 @@ PRELOAD = (
 )
 
 
-def preload(parent: int) -> None:
+def preload(parent: int, folder: str) -> None:
     """Import everything once. Leaves at once when the kernel died meanwhile."""
     gc.disable()  # what is imported here stays: looking for garbage meanwhile only costs time
     with warnings.catch_warnings(action="ignore"):
         for name in PRELOAD:
             if os.getppid() != parent:
-                os._exit(0)
+                leave(folder)
             try:
                 importlib.import_module(name)
             except ImportError:  # a name that this torch does not have: the rank that needs it will say so
@@ -111,6 +111,16 @@ def keep_bytecode(folder: str) -> None:
     sys.path_importer_cache.clear()
 
 
+def leave(folder: str) -> None:
+    """Remove the kernel's folder and end. It goes under another name first, where ranks that have not heard of it yet put
+    nothing more."""
+    with contextlib.suppress(OSError):
+        os.rename(folder, f"{folder}.gone")
+    for name in (f"{folder}.gone", folder):
+        shutil.rmtree(name, ignore_errors=True)
+    os._exit(0)  # nothing is left to tidy up, and torch's own ending takes a while
+
+
 def threads() -> int:
     """Number of threads of this process, as Linux counts them."""
     return len(os.listdir("/proc/self/task"))
@@ -142,13 +152,16 @@ def become_supervisor(request_path: str, channel: socket.socket) -> None:
 def main(control_fd: int, folder: str) -> None:
     """Serve launches until the kernel closes the control socket; then remove the kernel's folder and leave."""
     control = socket.socket(fileno=control_fd)
-    preload(parent=os.getppid())
+    preload(os.getppid(), folder)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended supervisors leave no zombies
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch = sys.modules["torch"]
-    control.send(json.dumps({"threads": threads(), "accelerator": torch.cuda.is_initialized()}).encode())
+    with contextlib.suppress(ConnectionError):
+        control.send(json.dumps({"threads": threads(), "accelerator": torch.cuda.is_initialized()}).encode())
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
+        message: bytes = b""
+        with contextlib.suppress(ConnectionError):  # the kernel was killed before it heard that word
+            message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
         if not message:
             break
         pid = os.fork()
@@ -156,13 +169,7 @@ def main(control_fd: int, folder: str) -> None:
             control.close()
             become_supervisor(message.decode(), socket.socket(fileno=descriptors[0]))
         os.close(descriptors[0])
-    # The supervisors see the end of their own channels and stop their ranks; their folders go with the rest, under another
-    # name, where ranks that have not heard of it yet put nothing more.
-    with contextlib.suppress(OSError):
-        os.rename(folder, f"{folder}.gone")
-    for name in (f"{folder}.gone", folder):
-        shutil.rmtree(name, ignore_errors=True)
-    os._exit(0)  # nothing is left to tidy up, and torch's own ending takes a while
+    leave(folder)  # the supervisors see the end of their own channels and stop their ranks
 
 
 if __name__ == "__main__":

@@ -117,6 +117,14 @@ def test_L02_stop_button(kernel, way):
     assert name is None and "[2.0, 2.0]" in text
 
 
+def gone(folder, seconds=5):
+    """Whether the folder goes within some seconds."""
+    deadline = time.monotonic() + seconds
+    while Path(folder).exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not Path(folder).exists()
+
+
 def test_restart_and_kill_leave_nothing(kernel):
     for end in ("restart", "kill"):
         k = kernel()
@@ -128,10 +136,7 @@ def test_restart_and_kill_leave_nothing(kernel):
         else:
             os.kill(k.manager.provisioner.process.pid, signal.SIGKILL)
         assert not none_left(folder)
-        deadline = time.monotonic() + 5
-        while Path(folder).exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert not Path(folder).exists(), "temporary files stayed"
+        assert gone(folder), "temporary files stayed"
         assert not helpers_left(folder), "the helper outlived its kernel"
 
 
@@ -149,6 +154,22 @@ def test_a_killed_test_runner_leaves_no_rank(tmp_path, way):
     runner.wait()
     runner.stdout.close()
     assert not none_left(folder)
+    assert gone(folder), "temporary files stayed"
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_a_process_killed_before_its_first_launch_leaves_no_folder(tmp_path, ready):
+    code = "from d2l_utils.launching import folders, helper; import select; h = helper.warm_helper()\n"
+    code += "select.select([h.control], [], [])\n" * ready
+    code += "print(folders.base(), flush=True); input()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    with process:
+        folder = process.stdout.readline().strip()
+        process.kill()
+    assert gone(folder, 30)
 
 
 def test_error_in_a_cell_is_the_readers_own(kernel):
