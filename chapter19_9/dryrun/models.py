@@ -17,15 +17,15 @@ from chapter19_9.choosing.presets import Model
 
 
 class Norm(nn.Module):
-    """RMSNorm as one operation, as on a GPU. On a CPU torch takes it apart, and keeps five tensors where one is needed."""
+    """Stands for RMSNorm: LayerNorm's operation without a bias. On a CPU torch takes RMSNorm apart and keeps 32-bit copies
+    of its input, which a GPU's fused one does not; this one keeps 4 bytes a token more than that."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        fused: Tensor = torch.ops.aten._fused_rms_norm(x, list(self.weight.shape), self.weight, 1e-5)[0]
-        return fused
+        return F.layer_norm(x, self.weight.shape, self.weight)
 
 
 class Block(nn.Module):

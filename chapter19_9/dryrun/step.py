@@ -86,7 +86,7 @@ def cutting_one() -> Iterator[None]:
 
     plain = getattr(_fsdp_param, "_chunk_with_empty", None)
     if plain is not None:  # a private name: where there is none, it takes longer
-        _fsdp_param._chunk_with_empty = Chunks  # type: ignore[attr-defined, assignment]
+        _fsdp_param._chunk_with_empty = Chunks  # type: ignore[assignment]
     try:
         yield
     finally:

@@ -94,6 +94,6 @@ def build(notebooks: Path, target: Path) -> Path:
 
 def _title(path: Path) -> str:
     """A notebook's first heading."""
-    from d2l_utils.notebooks import read_notebook
+    from d2l_utils.notebooks.builder import read_notebook
 
     return str(read_notebook(path).cells[0].source).splitlines()[0].lstrip("# ")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from d2l_utils.notebook_form import HOSTED, PLAYER, joined, tags
-from d2l_utils.notebooks import read_notebook
+from d2l_utils.notebooks.builder import read_notebook
+from d2l_utils.notebooks.form import HOSTED, PLAYER, joined, tags
 
 __all__ = ["START", "anchor", "page", "scripts"]
 

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from d2l_utils.notebook_form import PLAYER
+from d2l_utils.notebooks.form import PLAYER
 
 __all__ = ["stored"]
 

@@ -1,6 +1,6 @@
 """What `make bench` prints: launching, live changes, recording and steps on this machine, as ratios within one run.
 
-    python -m tests.bench [--repeats 5] [--only launch,first,live,record,step]
+    python -m tests.bench [--repeats 5] [--only launch,first,live,record,step,dryrun]
 
 Every figure is a median. Things that are compared are timed in turn, one of each per round, so that a busy moment of the machine
 falls on all of them.
@@ -137,8 +137,32 @@ def stepping(rounds: int) -> None:
             show(f"{one} / {other}, {ranks} ranks", ratio, "x", "0.8, <= 1.0", ratio <= 1.0)
 
 
+def dry_running(rounds: int) -> None:
+    """65 billion parameters, 80 blocks, 1,024 pretended ranks, each time in a fresh Python."""
+    from chapter19_9.dryrun import Plan, dry_run
+
+    taken, used, memory = [], [], []
+    for _ in range(min(rounds, 3)):
+        start = time.perf_counter()
+        found = dry_run(Plan("llama-65b", "fsdp2", world_size=1024), output="quiet")
+        taken.append(time.perf_counter() - start)
+        used.append(found.cpu_seconds)
+        memory.append(found.memory / 1e9)
+    value, most = statistics.median(taken), max(memory)
+    show("dry run, 65 B on 1,024 ranks, imports included", value, "s", "8, <= 15", value <= 15)
+    show("dry run, 65 B on 1,024 ranks, time of one core", statistics.median(used), "s", "-")
+    show("dry run, 65 B on 1,024 ranks, resident memory", most, "GB", "<= 1.5", most <= 1.5)
+
+
 def main() -> None:
-    parts = {"launch": launching, "first": first, "live": live, "record": recording, "step": stepping}
+    parts = {
+        "launch": launching,
+        "first": first,
+        "live": live,
+        "record": recording,
+        "step": stepping,
+        "dryrun": dry_running,
+    }
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--only", default=",".join(parts))

@@ -8,9 +8,10 @@ import nbformat
 import psutil
 import pytest
 
-from d2l_utils.notebook_form import HOSTED, tags
-from d2l_utils.notebook_hosted import without_hosted
-from d2l_utils.notebooks import BuildError, build, check, main, read_notebook, renew_text
+from d2l_utils.notebooks.__main__ import main
+from d2l_utils.notebooks.builder import BuildError, build, check, read_notebook, renew_text
+from d2l_utils.notebooks.form import HOSTED, tags
+from d2l_utils.notebooks.hosted import without_hosted
 
 HEAD = """
 ---

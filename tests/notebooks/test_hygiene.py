@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from d2l_utils.notebooks import check, sections
+from d2l_utils.notebooks.builder import check, sections
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = sections(ROOT / "chapter19_9" / "sections")

@@ -13,8 +13,8 @@ from jupyter_core.utils import run_sync
 from nbformat.v4 import new_code_cell
 
 from d2l_utils.device import default_world_size
-from d2l_utils.notebook_form import comparable, is_compared, normalise, tags
-from d2l_utils.notebooks import BuildError, execute, new_kernel, read_notebook
+from d2l_utils.notebooks.builder import BuildError, execute, new_kernel, read_notebook
+from d2l_utils.notebooks.form import comparable, is_compared, normalise, tags
 
 NOTEBOOKS = [  # with something to run: not the glossary
     path

@@ -8,8 +8,8 @@ from d2l_utils import transformer
 FORWARD, BACKWARD = 0.02, 0.04  # seconds of a block
 
 
-def asleep(links, ways, **settings):
-    """``trained`` in each way, with blocks that compute nearly nothing and then sleep: another program's work on this
+def asleep(**settings):
+    """``trained``, with blocks that compute nearly nothing and then sleep: another program's work on this
     machine leaves these times alone."""
     compute = transformer.Block.forward
 
@@ -22,6 +22,6 @@ def asleep(links, ways, **settings):
 
     transformer.Block.forward = forward
     try:
-        return {label: trained(links=links, **settings, **way) for label, way in ways.items()}
+        return trained(**settings)
     finally:
         transformer.Block.forward = compute

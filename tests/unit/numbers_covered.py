@@ -62,7 +62,6 @@ COVERED: dict[str, dict[str, str]] = {
         "whether they gather once or twice": "column AG of the table above",
         "a tensor of 1,200,000 floats": _EXERCISE,
         "twice the bytes": "the exercise's check compares it with the kernel's count",
-        "stays within 15 %": "tests/ranks/test_slow_link.py: test_steps_behind_a_link_are_as_long_as_predicted",
         "fastest at 20 MB/s": "a choice of the knob bandwidth",
         "half as expensive again": "printed: ZeRO-1 / DDP = 1.50, ZeRO-3 / DDP = 2.00",
         "Write an all-reduce from its halves": _SAYING,

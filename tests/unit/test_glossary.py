@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from d2l_utils.book.pages import anchor
-from d2l_utils.notebooks import read_section, sections
+from d2l_utils.notebooks.builder import read_section, sections
 
 SECTIONS = sections(Path(__file__).parents[2] / "chapter19_9" / "sections")
 (GLOSSARY,) = (path for path in SECTIONS if path.stem.endswith("glossary"))

@@ -10,9 +10,9 @@ from typing import Any
 import nbformat
 import pytest
 
-from d2l_utils.notebook_form import HOSTED, tags
-from d2l_utils.notebook_hosted import CELL, SOURCE
-from d2l_utils.notebooks import read_notebook
+from d2l_utils.notebooks.builder import read_notebook
+from d2l_utils.notebooks.form import HOSTED, tags
+from d2l_utils.notebooks.hosted import CELL, SOURCE
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 # What a front end shows of an output that offers several kinds; all of them know these.

@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from d2l_utils.notebook_form import tags
-from d2l_utils.notebooks import read_section, sections
+from d2l_utils.notebooks.builder import read_section, sections
+from d2l_utils.notebooks.form import tags
 
 ROOT = Path(__file__).parents[2]
 START, *LESSONS = sections(ROOT / "chapter19_9" / "sections")

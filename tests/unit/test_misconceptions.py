@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from d2l_utils.notebooks import read_section, sections
+from d2l_utils.notebooks.builder import read_section, sections
 
 SECTIONS = {path.stem[:2]: path for path in sections(Path(__file__).parents[2] / "chapter19_9" / "sections")}
 

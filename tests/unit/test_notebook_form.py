@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from d2l_utils.notebook_form import WIDGET_VIEW, cell_ids, comparable, normalise
+from d2l_utils.notebooks.form import WIDGET_VIEW, cell_ids, comparable, normalise
 
 
 def code(source: str, *outputs: Any, tags: tuple[str, ...] = (), count: int | None = 1) -> Any:
@@ -118,7 +118,7 @@ def test_what_nbval_compares() -> None:
 
 
 def test_what_a_player_needs_is_kept_and_nothing_else_of_an_outputs_metadata() -> None:
-    from d2l_utils.notebook_form import PLAYER
+    from d2l_utils.notebooks.form import PLAYER
     from d2l_utils.widgets.stored import stored
 
     kept = stored("bars.js", values=[[1 / 3, 2]], title="t")

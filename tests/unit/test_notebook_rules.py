@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-from d2l_utils.notebook_form import WIDGET_VIEW, normalise
-from d2l_utils.notebook_rules import disagreements, problems
+from d2l_utils.notebooks.form import WIDGET_VIEW, normalise
+from d2l_utils.notebooks.rules import disagreements, problems
 
 
 def printed(text: str, name: str = "stdout") -> Any:

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from d2l_utils.notebook_form import tags, texts
-from d2l_utils.notebooks import read_notebook
+from d2l_utils.notebooks.builder import read_notebook
+from d2l_utils.notebooks.form import tags, texts
 from tests.unit.numbers_covered import COVERED
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))

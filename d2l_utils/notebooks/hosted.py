@@ -6,7 +6,7 @@ So it is stored as not run, in all lessons alike, and no section repeats it.
 
 from typing import Any
 
-from d2l_utils.notebook_form import HOSTED, tags
+from d2l_utils.notebooks.form import HOSTED, tags
 
 __all__ = ["SOURCE", "with_hosted", "without_hosted"]
 

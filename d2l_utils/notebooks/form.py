@@ -8,7 +8,7 @@ A cell's tags say how its output is treated:
 * `raises-exception`: the cell is meant to fail; the error's type and message are compared.
 * `solution`: an exercise's answer; JupyterLab shows it folded, the tests run it.
 * `full-program`: a whole script on show, which may be longer than other cells; one a lesson.
-* `hosted`: the builder's own cell, which installs the chapter on a hosted notebook; see `notebook_hosted`.
+* `hosted`: the builder's own cell, which installs the chapter on a hosted notebook; see `hosted`.
 """
 
 import hashlib

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from d2l_utils.notebook_form import HOSTED, TAGS, WIDGET_VIEW, comparable, is_compared, joined, tags, texts
+from d2l_utils.notebooks.form import HOSTED, TAGS, WIDGET_VIEW, comparable, is_compared, joined, tags, texts
 
 MOST_LINES = 16
 MOST_BYTES = 1_000_000
