@@ -140,7 +140,7 @@ class Throttle:
             raise ValueError(f"link is {link}: only ranks on the CPU can have one, and the model is on {away.pop()}")
         self.link = link
         self.transfers: list[Transfer] = []
-        self._free_from = 0.0
+        self._free_from, self._failed = 0.0, False
         self._epoch = time.time() - time.perf_counter()
         self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
         self._begun: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
@@ -160,6 +160,8 @@ class Throttle:
         global _current
         if _current is not None:
             raise RuntimeError("a throttle is already in force on this rank: it has one link")
+        if self._failed:
+            raise RuntimeError("this throttle was left with an error, and its link may still be busy: make another one")
         self._inside = contextlib.ExitStack()
         threads = [threading.Thread(target=one, name="link", daemon=True) for one in (self._carry, self._await)]
         for thread in threads:
@@ -176,6 +178,7 @@ class Throttle:
         global _current
         _current = None
         assert self._inside is not None
+        self._failed = error[0] is not None
         self._inside.close()
 
     def _between(self, name: str, method: str) -> None:
@@ -232,7 +235,7 @@ class Throttle:
 
     def _end(self, threads: list[threading.Thread]) -> None:
         self._asked.put(None)
-        for thread in threads:
+        for thread in threads if not self._failed else ():  # an error is told now, whatever is still on the link
             thread.join()
 
 

@@ -5,6 +5,7 @@ import pytest
 from chapter19_9 import theory
 from chapter19_9.strategies import STRATEGIES
 from d2l_utils import launch
+from d2l_utils.launching.errors import LaunchError
 from d2l_utils.link import Link
 from d2l_utils.transformer import TransformerConfig
 from tests.ranks import throttle_functions as ranks
@@ -65,3 +66,9 @@ def test_what_the_backend_refuses_reaches_who_waits():
         assert len(said) == 3 and said[0] == said[1] and "BAND" in said[0].upper()
         assert said[2].startswith("a throttle is already in force")
         assert value == 2.0 and restored
+
+
+def test_an_error_does_not_wait_for_the_link():
+    with pytest.raises(LaunchError, match="rank 1 failed: ValueError: mine") as caught:
+        launch(ranks.failing, world_size=2, timeout=30, link=Link(10.0))
+    assert "left with an error" in str(caught.value)

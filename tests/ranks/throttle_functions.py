@@ -58,3 +58,20 @@ def mistaken(link):
         except RuntimeError as error:
             said.append(str(error))
     return said, x.item(), all(vars(dist.ProcessGroup)[name] is method for name, method in before.items())
+
+
+def failing(link):
+    """Rank 1 fails while a collective is still on its link, for longer than the launch may take."""
+    slow = Throttle(link)
+    try:
+        with slow:
+            work = dist.all_reduce(torch.ones(1000), async_op=True)
+            if dist.get_rank() == 1:
+                raise ValueError("mine")
+            work.wait()
+    except ValueError as error:
+        try:
+            with slow:
+                pass
+        except RuntimeError as again:
+            raise error from again
