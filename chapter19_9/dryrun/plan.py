@@ -79,6 +79,10 @@ class Plan:
             raise ValueError(f"precision is {self.precision!r}: it must be one of {', '.join(PRECISIONS)}")
         if not isinstance(self.checkpointing, bool):
             raise ValueError(f"checkpointing is {self.checkpointing!r}: it must be True or False")
+        if not isinstance(self.options, Mapping):
+            raise ValueError(
+                f"options is {self.options!r}: it must be a dict, by the names that the strategy has for them"
+            )
         known = OPTIONS.get(self.strategy, {})
         for name, value in self.options.items():
             if name not in known:

@@ -130,7 +130,7 @@ def launch(
         helper.warm_helper()  # imports torch while this process does the same
     choice = choose(size, nodes)
     _say_once(str(choice), f"{choice.device_type}/{choice.backend}", quiet=output == "quiet")
-    folder = folders.new()
+    folder, line = folders.new(), None
     try:
         script = folder / name if text is not None else Path(name)
         if text is not None:
@@ -143,6 +143,9 @@ def launch(
             results, unreadable = _results(folder, size)
         problem = problem or unreadable
     except BaseException as error:
+        if line is not None:  # the stop button in a moment when `follow` does not listen for it
+            line.send("stop")
+            line.close()
         folders.remove(folder)
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
             raise OSError(

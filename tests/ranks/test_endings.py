@@ -8,7 +8,7 @@ import time
 import pytest
 
 from d2l_utils import LaunchError, LaunchStopped, LaunchTimeout, launch
-from d2l_utils.launching import folders, follow, helper
+from d2l_utils.launching import folders, follow, helper, launcher
 from tests.ranks.leftovers import none_left
 
 
@@ -289,3 +289,23 @@ def wait_for_agent(pid, ranks):
                     return agent
         time.sleep(0.1)
     raise AssertionError("no agent with its ranks was seen")
+
+
+def test_an_interrupt_between_start_and_wait_ends_the_ranks(monkeypatch):
+    """The stop button in the moment before somebody listens for it; the look for processes left is every test's here."""
+    monkeypatch.setattr(launcher, "follow", lambda line, folder, *_: wait_and_interrupt(folder))
+    with pytest.raises(KeyboardInterrupt):
+        launch(sleeps, world_size=1)
+
+
+def sleeps():
+    import time
+
+    time.sleep(60)
+
+
+def wait_and_interrupt(folder):
+    deadline = time.monotonic() + 60
+    while not list(folder.glob("rank*.ready")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    raise KeyboardInterrupt

@@ -146,6 +146,7 @@ def test_it_leaves_no_process_and_loads_no_torch_here():
         ({"model": "gpt2", "length": 2048}, "length is 2048: it must be at most 1024"),
         ({"precision": "fp16"}, "precision is 'fp16': it must be one of bf16, fp32"),
         ({"checkpointing": 1}, "checkpointing is 1: it must be True or False"),
+        ({"options": None}, "options is None: it must be a dict"),
         ({"options": {"rooot": None}}, "options has 'rooot': a dry run of 'fsdp2' has no such setting; allowed: resh"),
         ({"options": {"root": 1}}, "options\\['root'\\] is 1: it must be one of 'same', True, False, None"),
     ],
