@@ -173,6 +173,10 @@ class Cockpit(LivePanel):
         if unknown := {*knobs, *start} - {*KNOBS, "world_size"}:
             raise ValueError(f"{', '.join(sorted(unknown))}: the knobs are {', '.join(['world_size', *KNOBS])}")
         first = {name: _first(choices) for name, choices in KNOBS.items()} | START | start
+        if first["bandwidth"] not in BANDWIDTHS:  # what the others may be, those say for whom they are
+            raise ValueError(f"bandwidth is {first['bandwidth']!r}: it must be one of {', '.join(BANDWIDTHS)}")
+        if not isinstance(first["checkpointing"], bool):
+            raise ValueError(f"checkpointing is {first['checkpointing']!r}: it must be True or False")
         self._fixed = {name: value for name, value in first.items() if name not in (*knobs, "world_size")}
         self._pictures, self._films = pictures, "player" in shows
         self.before: Flown | None = None

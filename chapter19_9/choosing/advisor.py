@@ -65,6 +65,8 @@ class Question:
     def __post_init__(self) -> None:
         if isinstance(self.model, str) and self.model not in PRESETS:
             raise ValueError(f"model is {self.model!r}: it must be one of {', '.join(PRESETS)}, or sizes")
+        if not isinstance(self.model, str | Model):
+            raise ValueError(f"model is {self.model!r}: it must be a preset's name or a Model")
         whole("length", self.length, 0)
         for name in ("micro_batch", "devices", "nodes"):
             whole(name, getattr(self, name), 1)

@@ -20,17 +20,22 @@ _SPLIT = {"description_width": "initial"}
 
 
 class AdvisorPanel(FormPanel):
-    """``start``: first values of ``Question``'s fields. Choosing a preset fills in its sizes; "own sizes" frees them.
+    """``start``: first values of ``Question``'s fields, those without a field here for good. Choosing a preset fills in
+    its sizes; "own sizes" frees them.
     toy: a picture that stays under every answer: the model that was just run, predicted and measured."""
 
     def __init__(self, *, toy: Figure | None = None, **start: Any) -> None:
         question = Question(**start)
         sizes = {name: getattr(question.sizes, name) for name in SIZES}
         sizes["length"] = question.length or sizes["length"]
-        model = question.model if isinstance(question.model, str) else OWN
+        self._models, model = dict(PRESETS), question.model
+        if not isinstance(model, str):
+            is_own = question.sizes == own(**sizes | {"length": question.sizes.length})
+            model = OWN if is_own else f"{model.name}{'*' * (model != PRESETS.get(model.name, model))}"
+            self._models |= {} if is_own else {model: question.sizes}  # of a shape that these fields cannot give
         fields: dict[str, Any] = {
             "model": ipywidgets.Dropdown(
-                options=[*PRESETS, OWN], value=model, description="model", style=_SPLIT, layout={"width": "16em"}
+                options=[*self._models, OWN], value=model, description="model", style=_SPLIT, layout={"width": "16em"}
             )
         }
         fields |= {name: _whole(name, value) for name, value in sizes.items()}
@@ -47,7 +52,7 @@ class AdvisorPanel(FormPanel):
             "inside": _number("inside", question.inside, "inside a node, GB/s"),
             "between": _number("between", question.between, "between nodes, GB/s"),
         }
-        self._reserve = question.reserve
+        self._fixed: dict[str, Any] = {"reserve": question.reserve, "teraflops": question.teraflops}
         last = [] if toy is None else [toy]
         super().__init__(
             self._advised, lambda answer: [flow_of(answer), bars_of(answer), *last], fields,
@@ -60,8 +65,9 @@ class AdvisorPanel(FormPanel):
         sizes = {name: values.pop(name) for name in SIZES if name != "length"}
         if model == OWN:
             length = values["length"] if isinstance(values["length"], int) and values["length"] > 0 else 1
-            return advise(Question(own(**sizes, length=length), reserve=self._reserve, **values))
-        return advise(Question(model, reserve=self._reserve, **values))
+            return advise(Question(own(**sizes, length=length), **self._fixed, **values))
+        known = model if model in PRESETS else self._models[model]
+        return advise(Question(known, **self._fixed, **values))
 
     def refresh(self) -> None:
         # the sizes of a preset are its own: they change with it, and are answered with it
@@ -69,12 +75,12 @@ class AdvisorPanel(FormPanel):
         if model != OWN and not self._quiet and self._stale(model):
             with self.together():
                 for name in SIZES:
-                    self.fields[name].value = getattr(PRESETS[model], name)
+                    self.fields[name].value = getattr(self._models[model], name)
             return
         super().refresh()
 
     def _stale(self, model: str) -> bool:
-        return any(self.fields[name].value != getattr(PRESETS[model], name) for name in SIZES if name != "length")
+        return any(self.fields[name].value != getattr(self._models[model], name) for name in SIZES if name != "length")
 
     def _free(self) -> None:
         for name in SIZES[:-1]:

@@ -53,18 +53,21 @@ def build(notebooks: Path, target: Path) -> Path:
 
     Args:
         notebooks: the folder of built notebooks; the first by name becomes the start page.
-        target: the site's folder, replaced only by a site without a warning.
+        target: the site's folder: a new or empty one, or one that has a site, which only a site without a warning replaces.
 
     Raises:
-        ValueError: there are no notebooks.
+        ValueError: there are no notebooks, or the target has something else in it.
         BookError: Sphinx gave a warning or an error; the message is Sphinx's own.
     """
-    from sphinx.application import Sphinx
-    from sphinx.util.docutils import docutils_namespace
-
     paths = sorted(notebooks.glob("*.ipynb"))
     if not paths:
         raise ValueError(f"notebooks is {notebooks}: it must be a folder with .ipynb files")
+    made = target / "_static" / "players.js"
+    if target.exists() and not made.is_file() and not (target.is_dir() and not any(target.iterdir())):
+        raise ValueError(f"target is {target}: what is there is no such site, and would be lost; give a new folder")
+    from sphinx.application import Sphinx
+    from sphinx.util.docutils import docutils_namespace
+
     with tempfile.TemporaryDirectory(prefix="d2l-book-") as scratch:
         source, static, site = Path(scratch, "source"), Path(scratch, "static"), Path(scratch, "site")
         source.mkdir()

@@ -45,7 +45,12 @@ def new() -> Path:
 
 
 def remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+    """Remove it under another name first: what still runs would else put something into it meanwhile, and it would stay."""
+    gone = folder.with_name(f"{folder.name}.gone")
+    with contextlib.suppress(OSError):
+        folder.rename(gone)
+    for name in (gone, folder):
+        shutil.rmtree(name, ignore_errors=True)
 
 
 def _remove(pid: int, folder: Path) -> None:

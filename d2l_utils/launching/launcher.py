@@ -134,7 +134,7 @@ def launch(
     try:
         script = folder / name if text is not None else Path(name)
         if text is not None:
-            script.write_text(text, encoding="utf-8", errors="surrogateescape")
+            Path(source.encodable(script)).write_text(text, encoding="utf-8", errors="surrogateescape")
         extra = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()] if text is None else []
         line, way = _start(folder, [str(script), *extra], size, nodes, restarts, choice, why_cold)
         ending = follow(line, folder, size, float(timeout), output, stop, restarts)
@@ -227,7 +227,7 @@ def _script_text(
 ) -> tuple[str, str | None]:
     """The script's file name and text; for a script of the reader's own its path and None."""
     if isinstance(function, str | os.PathLike):
-        path = Path(function).resolve()
+        path = Path(source.encodable(function)).resolve()
         if not path.is_file():
             raise FileNotFoundError(f"function is {str(function)!r}: no such script")
         for key, value in arguments.items():

@@ -5,6 +5,7 @@ import importlib
 import inspect
 import linecache
 import math
+import os
 import symtable
 import sys
 import types
@@ -23,7 +24,7 @@ def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dic
     """
     check_callable(function)
     check_arguments(function, arguments)
-    uses = [uses] if callable(uses) else list(uses)
+    uses = [uses] if callable(uses) or not isinstance(uses, Iterable) else list(uses)
     for helper in uses:
         if not isinstance(helper, type | types.FunctionType):
             raise TypeError(f"uses has {helper!r}: it takes functions and classes of the notebook")
@@ -33,9 +34,12 @@ def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dic
     if importable(function):
         imports.add(f"from {function.__module__} import {function.__name__}")
     else:
-        helpers = {helper.__name__: helper for helper in uses}
+        helpers: dict[str, Any] = {}
+        for helper in [*uses, function]:
+            if helpers.setdefault(helper.__name__, helper) is not helper:
+                raise TypeError(f"uses: two different things are called {helper.__name__}, and a script can have one")
         texts: dict[str, str] = {}
-        for item in [*helpers.values(), function]:
+        for item in helpers.values():
             if item is not function and importable(item):
                 imports.add(f"from {item.__module__} import {item.__name__}")
                 continue
@@ -51,6 +55,16 @@ def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dic
     ]
     main = f'if __name__ == "__main__":\n    from d2l_utils.launching.worker import run_rank\n\n    run_rank({call})'
     return "\n\n\n".join(part for part in [*lines, main] if part) + "\n"
+
+
+def encodable(path: str | os.PathLike[str]) -> str:
+    """`path` as this Python can open it: one that took its locale for ASCII would stumble over Chinese in it (L26)."""
+    text = os.fspath(path)
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return os.fsdecode(text.encode("utf-8", "surrogateescape"))
+    return text
 
 
 def check_callable(function: Any) -> None:
@@ -165,19 +179,33 @@ def in_order(texts: dict[str, str]) -> list[str]:
     """The names in the order given, save that what a definition needs at once comes before it.
 
     A function's body may name what follows; its decorators, defaults and annotations, and a class's bases and body may not.
+    They may call what they name, so whatever that names comes before too, unless it needs this very definition at once.
     """
+    at_once = {name: needed_at_once(text) & texts.keys() for name, text in texts.items()}
+    named = {name: global_names(text) & texts.keys() for name, text in texts.items()}
     placed: dict[str, None] = {}
 
     def place(name: str, above: tuple[str, ...]) -> None:
-        needs = needed_at_once(texts[name])
-        for other in texts:
-            if other in needs and other not in (name, *above, *placed):
+        first, below = at_once[name], {name, *above}
+        called = {other for other in reached(first, named) if not below & reached({other}, at_once)}
+        for other in [*filter(first.__contains__, texts), *filter(called.__contains__, texts)]:
+            if other not in below and other not in placed:
                 place(other, (*above, name))
         placed.setdefault(name)
 
     for name in texts:
         place(name, ())
     return list(placed)
+
+
+def reached(names: set[str], links: dict[str, set[str]]) -> set[str]:
+    """`names`, and all to which links lead from them."""
+    found, todo = set(names), list(names)
+    while todo:
+        new = links[todo.pop()] - found
+        found |= new
+        todo += new
+    return found
 
 
 def needed_at_once(text: str) -> set[str]:
@@ -199,16 +227,24 @@ def needed_at_once(text: str) -> set[str]:
 def resolve_globals(item: Any, text: str, helpers: dict[str, Any], imports: set[str]) -> None:
     """Add the imports that the definition needs. TypeError names what the script could not know."""
     scope = vars(sys.modules[item.__module__]) if isinstance(item, type) else item.__globals__
-    for name in sorted(global_names(text) - {item.__name__} - helpers.keys()):
+    for name in sorted(global_names(text) - {item.__name__}):
         if name not in scope:
             continue  # a builtin, or a name that is wrong in the notebook too: the rank's own traceback tells
         value = scope[name]
+        if name in helpers:
+            if value is not helpers[name]:
+                raise TypeError(f"{item.__name__} names {name}, which the notebook has defined anew: pass the new one")
+            continue
         if isinstance(value, types.ModuleType):
             imports.add(f"import {value.__name__}" if value.__name__ == name else _import_as(value, name))
         elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType) and importable(value):
             alias = "" if value.__name__ == name else f" as {name}"
             imports.add(f"from {value.__module__} import {value.__name__}{alias}")
         elif isinstance(value, type | types.FunctionType):
+            if value.__name__ != name:
+                raise TypeError(
+                    f"{item.__name__} names {name}, which was defined as {value.__name__}: name it so there, and in uses"
+                )
             raise TypeError(
                 f"{item.__name__} names {name}, which is defined in the notebook: pass uses=[{name}] so that the script has it"
             )

@@ -6,6 +6,7 @@ forks safe. Each message on the control socket is the path of a request file plu
 forked child becomes the launch's supervisor (supervisor.py). End of file on the control socket means that the kernel is gone.
 """
 
+import contextlib
 import gc
 import importlib
 import importlib.machinery
@@ -71,6 +72,19 @@ class KeptBytecode(importlib.machinery.SourceFileLoader):
             return super().get_code(fullname)
         finally:
             sys.pycache_prefix, sys.dont_write_bytecode = own
+
+    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
+        """Python would make the kernel's folder anew where it was removed meanwhile, and nobody would remove that."""
+        at = str(self.folder)
+        with contextlib.suppress(OSError):
+            for part in ("", *os.path.relpath(os.path.dirname(path), at).split(os.sep)):
+                at = os.path.join(at, part)
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(at)
+            draft = f"{path}.{os.getpid()}"
+            with open(draft, "xb") as file:
+                file.write(data)
+            os.replace(draft, path)
 
     def path_stats(self, path: str) -> dict[str, float]:
         """Microseconds where Python has seconds: a module edited twice within one is not stale."""
@@ -142,8 +156,12 @@ def main(control_fd: int, folder: str) -> None:
             control.close()
             become_supervisor(message.decode(), socket.socket(fileno=descriptors[0]))
         os.close(descriptors[0])
-    # The supervisors see the end of their own channels and stop their ranks; their folders go with the rest.
-    shutil.rmtree(folder, ignore_errors=True)
+    # The supervisors see the end of their own channels and stop their ranks; their folders go with the rest, under another
+    # name, where ranks that have not heard of it yet put nothing more.
+    with contextlib.suppress(OSError):
+        os.rename(folder, f"{folder}.gone")
+    for name in (f"{folder}.gone", folder):
+        shutil.rmtree(name, ignore_errors=True)
     os._exit(0)  # nothing is left to tidy up, and torch's own ending takes a while
 
 

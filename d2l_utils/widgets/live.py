@@ -72,7 +72,7 @@ class LivePanel:
         self._shown: dict[str, Any] = {}
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._busy = False
+        self._busy = self._closed = False
         self._timer: threading.Timer | None = None
         self._idle = threading.Event()
         self._idle.set()
@@ -94,7 +94,7 @@ class LivePanel:
     def release(self, settle: float | None = None) -> None:
         """Run with the knobs' values once SETTLE seconds pass without another release; not during a run."""
         with self._lock:
-            if self._busy:
+            if self._busy or self._closed:
                 return
             if self._timer is not None:
                 self._timer.cancel()
@@ -116,7 +116,13 @@ class LivePanel:
         return self._idle.wait(timeout)
 
     def close(self) -> None:
-        """Stop and take the widgets away."""
+        """Stop, run nothing that was just released, and take the widgets away."""
+        with self._lock:
+            self._closed = True
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+                self._idle.set()
         self.stop()
         for widget in (
             *self.knobs.values(),
@@ -149,7 +155,7 @@ class LivePanel:
 
     def _begin(self) -> bool:
         with self._lock:
-            if self._busy:
+            if self._busy or self._closed:
                 return False
             self._busy, self._timer, self._stop = True, None, threading.Event()
             self._idle.clear()

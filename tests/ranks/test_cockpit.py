@@ -93,3 +93,7 @@ def test_a_knob_that_there_is_not_is_refused():
         Cockpit(shows=["colour"])
     with pytest.raises(ValueError, match=r"start\['blocks'\] is 3"):
         Cockpit(blocks=3)
+    with pytest.raises(ValueError, match="bandwidth is '7 MB/s': it must be one of none, 320 MB/s"):
+        Cockpit(knobs=["strategy"], bandwidth="7 MB/s")
+    with pytest.raises(ValueError, match="checkpointing is 'no': it must be True or False"):
+        Cockpit(checkpointing="no")

@@ -1,7 +1,9 @@
 """Output as it comes: whole, labelled, in time, bounded; and what each rank said, afterwards."""
 
 import io
+import os
 import re
+import subprocess
 import sys
 import time
 
@@ -142,3 +144,15 @@ def test_L26_any_text_any_folder(tmp_path, monkeypatch, capsys, locale):
     assert launch(chinese, world_size=2, text="显存").results == ["显存", "显存"]
     assert "[rank 1] 秩: 显存" in capsys.readouterr().out
     assert launch("脚本.py", world_size=2).output == ["αβ 中文\n"] * 2
+
+
+def test_L26_a_kernel_that_takes_its_locale_for_ascii(tmp_path):
+    """What it cannot encode itself it must still write, start and name: a script, and a function with a Chinese name."""
+    program = "from d2l_utils import launch\ndef 名字(): return '文'\n"
+    program += "print(ascii([launch(what, world_size=1).results for what in ('脚本.py', 名字)]))\n"
+    (tmp_path / "脚本.py").write_text("print('αβ')\n", encoding="utf-8")
+    (tmp_path / "run.py").write_text(program, encoding="utf-8")
+    env = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "run.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, encoding="utf-8", errors="replace")
+    assert done.stdout.splitlines()[-1:] == [ascii([[None], ["文"]])], done.stderr

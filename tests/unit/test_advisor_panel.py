@@ -1,9 +1,12 @@
 """The form panel and the advisor in it: answered at once, an error beside its field, stable text; pictures of flow and bars."""
 
+from dataclasses import replace
+
 import pytest
 
+from chapter19_9.choosing.advisor import Question
 from chapter19_9.choosing.panel import OWN, AdvisorPanel
-from chapter19_9.choosing.presets import PRESETS
+from chapter19_9.choosing.presets import PRESETS, own
 from d2l_utils.figure import png
 from d2l_utils.flow import Box, flow
 from d2l_utils.plots import curves
@@ -79,6 +82,21 @@ def test_a_preset_fills_in_its_sizes_and_own_sizes_are_free():
         assert panel.error is None
     panel.fields["checkpointing"].value = True
     assert {option.checkpointing for option in panel.result.options} == {True}
+
+
+def test_what_has_no_field_is_not_lost():
+    """A model of a shape that the fields cannot give, and what they do not ask for."""
+    llama = replace(PRESETS["llama3-8b"], layers=8)
+    panel = AdvisorPanel(model=llama, teraflops=10.0, reserve=0.3)
+    assert panel.result.question == Question(model=llama, length=8192, teraflops=10.0, reserve=0.3)
+    panel.fields["nodes"].value = 2
+    assert panel.result.question == Question(model=llama, length=8192, teraflops=10.0, reserve=0.3, nodes=2)
+    panel.fields["model"].value = "gpt2"
+    assert panel.result.question.sizes == PRESETS["gpt2"] and panel.fields["layers"].value == 12
+    panel.fields["model"].value = "llama3-8b*"
+    assert panel.result.question.sizes == llama and panel.fields["layers"].value == 8
+    assert AdvisorPanel(model=PRESETS["llama3-8b"]).fields["model"].value == "llama3-8b"
+    assert AdvisorPanel(model=own(layers=2, width=8, heads=2, vocabulary=9, length=4)).fields["model"].value == OWN
 
 
 def test_what_was_just_run_stays_under_every_answer():

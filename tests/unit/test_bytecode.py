@@ -31,3 +31,14 @@ def test_bytecode_is_kept_apart_and_never_stale(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["1 2 3", "SourceFileLoader"]
     assert [path.name for path in source.iterdir()] == ["lesson.py"], "nothing is written beside the sources"
     assert [path.name.partition(".")[0] for path in kept.rglob("*.pyc")] == ["lesson"]
+
+
+def test_a_kernels_folder_that_is_gone_stays_gone(tmp_path: Path) -> None:
+    """The kernel was killed while a rank still imported: what that keeps would stay for ever."""
+    (tmp_path / "lesson.py").write_text("answer = 1")
+    kernel = tmp_path / "kernel"
+    program = PROGRAM.partition("import lesson\n")[0] + "import lesson\nprint(lesson.answer)"
+    for kept in (kernel / "bytecode", tmp_path / "bytecode"):
+        done = [sys.executable, "-B", "-c", program, str(tmp_path), str(kept)]
+        assert subprocess.run(done, capture_output=True, text=True, check=True).stdout == "1\n"
+    assert not kernel.exists() and list((tmp_path / "bytecode").rglob("*.pyc"))

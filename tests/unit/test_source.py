@@ -75,6 +75,43 @@ def test_what_a_definition_needs_at_once_comes_before_it():
     texts |= {"UNIT": "def UNIT(): pass", "one": "@again\ndef one(x: Base): pass", "again": "def again(f): return one"}
     assert source.in_order(texts) == ["Base", "UNIT", "again", "one", "Box", "last"]
     assert source.in_order({"a": "class a(b): pass", "b": "class b(a): pass"}) == ["b", "a"]
+    # a decorator runs at once, and so does what it calls
+    texts = {"f": "@mark\ndef f(): pass", "mark": "def mark(f): return note(f)", "note": "def note(f): return f"}
+    assert source.in_order(texts) == ["mark", "note", "f"] or source.in_order(texts) == ["note", "mark", "f"]
+    # save for what needs the very definition at once
+    texts = {"Box": "class Box(Base): pass", "Base": "class Base:\n    def last(self): return last()"}
+    assert source.in_order(texts | {"last": "def last(x=Box()): pass"}) == ["Base", "Box", "last"]
+
+
+def defined(tmp_path, *cells):
+    """Names of cells that were run one after the other."""
+    scope = {"__name__": "__main__"}
+    for number, cell in enumerate(cells):
+        file = tmp_path / f"cell{number}.py"
+        file.write_text(cell)
+        exec(compile(cell, str(file), "exec"), scope)
+    return scope
+
+
+def test_a_name_is_what_the_notebook_means_by_it(tmp_path):
+    """A helper's older self, another name for it and two of one name would be another function in the script, or none."""
+    cell = "def scale(): return 1\n\nfirst = other = scale\n"
+    scope = defined(tmp_path, cell, "def scale(): return 2\n\ndef f(): return scale()\n\ndef g(): return other()\n")
+    f, g, scale, first = (scope[name] for name in ("f", "g", "scale", "first"))
+    assert "return 2" in source.script_for(f, [scale], {}, "torchrun f.py")
+    with pytest.raises(TypeError, match="f names scale, which the notebook has defined anew"):
+        source.script_for(f, [first], {}, "torchrun f.py")
+    with pytest.raises(TypeError, match="g names other, which was defined as scale"):
+        source.script_for(g, [first], {}, "torchrun g.py")
+    with pytest.raises(TypeError, match="two different things are called scale"):
+        source.script_for(f, [scale, first], {}, "torchrun f.py")
+
+
+def test_a_helper_may_call_the_function_itself(tmp_path):
+    cell = "def even(n=2): return n == 0 or odd(n - 1)\n\ndef odd(n): return n != 0 and even(n - 1)\n"
+    scope = defined(tmp_path, cell)
+    exec(source.script_for(scope["even"], [scope["odd"]], {}, "torchrun f.py").partition("if __name__")[0], made := {})
+    assert made["even"]() and not made["even"](3)
 
 
 def test_helpers_in_any_order(tmp_path):
@@ -158,7 +195,7 @@ def test_arguments_must_fit():
         launch(plain, world_size=1, size=3)
 
 
-@pytest.mark.parametrize("uses", [["helper"], [3]])
+@pytest.mark.parametrize("uses", [["helper"], [3], 3])
 def test_uses_takes_functions_and_classes(uses):
     with pytest.raises(TypeError, match="uses has"):
         launch(plain, world_size=1, uses=uses, scale=1)

@@ -105,6 +105,18 @@ def test_w05_while_a_run_is_on_the_knobs_are_off_and_nothing_queues():
     assert panel.stop_button.disabled
 
 
+def test_a_panel_that_is_closed_starts_no_run_any_more():
+    """What was released just before would run on ranks that nobody sees or can stop."""
+    run = Runs()
+    panel = make(run)
+    panel.knobs["world_size"].value = 3
+    panel.close()
+    assert panel.wait(WAIT)
+    panel.release(settle=0)
+    time.sleep(0.3)  # longer than a released value settles
+    assert run.calls == [2]
+
+
 def test_run_again_runs_once_more():
     run = Runs()
     panel = make(run)
