@@ -191,13 +191,24 @@ def table(steps: Sequence[Step]) -> list[str]:
     return lines
 
 
+MACHINES = (
+    "devices in a node", "GB/s between devices of a node", "GB/s out of a node", "microseconds of a hop in a node",
+    "microseconds of a hop between nodes", "1e12 operations a second of one device", "nccl, ring or tree",
+)  # fmt: skip
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print predictions for the command line's setup, on each number of ranks."""
     parser = argparse.ArgumentParser(
         prog="python -m chapter19_9.choosing.scaling", description="Step time and efficiency on many ranks, predicted."
     )
     parser.add_argument("--model", default=Setup.model, help=f"one of {', '.join(PRESETS)} (default: {Setup.model})")
-    parser.add_argument("--strategy", nargs="+", default=["ddp", "fsdp2_no_reshard", "fsdp2"], help="one or several")
+    parser.add_argument(
+        "--strategy",
+        nargs="+",
+        default=["ddp", "fsdp2_no_reshard", "fsdp2"],
+        help=f"one or several of {', '.join(STRATEGIES)}",
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="one or several (default: 8 to 100,000)")
     for field, words in (
         ("length", "tokens of a sample (default: the model's)"), ("micro_batch", "samples of one rank at once"),
@@ -207,10 +218,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", default=Setup.precision, help="fp32 or bf16")
     parser.add_argument("--checkpointing", action="store_true", help="compute each block's forward again")
     parser.add_argument("--overlap", type=float, default=Setup.overlap, help="share of what could hide that does")
-    for one in fields(Machines):
+    for one, words in zip(fields(Machines), MACHINES, strict=True):
         parser.add_argument(
             f"--{one.name.replace('_', '-')}", type=type(one.default), default=one.default,
-            help=f"of the machines (default: {one.default})",
+            help=f"{words} (default: {one.default})",
         )  # fmt: skip
     values = vars(parser.parse_args(arguments))
     strategies, ranks = values.pop("strategy"), values.pop("ranks")
