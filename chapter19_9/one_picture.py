@@ -49,12 +49,12 @@ def text(rows: Sequence[Row]) -> str:
 
 
 def figure(rows: Sequence[Row], peaks: Mapping[str, float] | None = None, *, title: str | None = None) -> Figure:
-    """The whole table in kB per rank, with what depends on the machine: peak, gloo's bytes, the kernel's, step time.
+    """The whole table in kB per rank, with what depends on the machine: peak, the kernel's bytes, step time.
 
     peaks: what theory says of the peak, in bytes by strategy, where it says something.
     """
-    columns = ["P", "G", "O", "P", "G", "all", "P", "G", "logical", "gloo's\nway", "on the\nwire", "collectives", "ms"]
-    groups = {"at rest": 3, "after forward": 2, "at the peak": 3, "sent in a step": 4, "step": 1}
+    columns = ["P", "G", "O", "P", "G", "all", "P", "G", "logical", "on the\nwire", "collectives", "ms"]
+    groups = {"at rest": 3, "after forward": 2, "at the peak": 3, "sent in a step": 3, "step": 1}
     cells = {}
     for row in rows:
         line = [judged(getattr(row.held, name), getattr(row.held_formula, name), _kb) for name in STATES]
@@ -64,7 +64,6 @@ def figure(rows: Sequence[Row], peaks: Mapping[str, float] | None = None, *, tit
             *(_cell(*_pair(row.at_peak, None, name)) for name in STATES[:2]),
         ]
         line += [judged(row.sent, row.sent_formula, _kb)]
-        line += [Cell("-" if row.on_gloo is None else _kb(row.on_gloo))]
         line += [Cell("-") if row.wire is None else judged(row.wire, row.on_gloo, _kb)]
         mark = "measured" if row.counts_formula is None else "exact" if row.counts == row.counts_formula else "off"
         line += [Cell(_counted(row.counts, 2) or "-", _counted(row.counts_formula or {}), mark)]

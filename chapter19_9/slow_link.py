@@ -1,7 +1,8 @@
 """Step times behind a slow link: predicted from one recorded step, and measured.
 
-    runs = launch(trained, world_size=2, strategy="ddp", links=[FREE, Link(20e6)], batch=4).results[0]
-    plan(runs[0]).seconds(Link(20e6)), runs[1].step_seconds
+    ways = {"DDP": {"strategy": "ddp"}}
+    free, slow = launch(trained, world_size=2, ways=ways, links=[FREE, Link(20e6)], batch=4).results[0]["DDP"]
+    plan(free).seconds(slow.link), slow.step_seconds
 
 A plan is what one rank computed, when in its computing it asked for each collective and needed it, and what the
 backend itself took. The link's part is ``Link.seconds``. Link and backend each do one thing at a time. So a prediction
@@ -12,10 +13,11 @@ collectives still hide and which are waited for.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
-from chapter19_9.train import DEFAULT, Result, train
+from chapter19_9.train import DEFAULT, train
 from d2l_utils.events import Recording, difference, union
 from d2l_utils.link import Carrier, Link
 from d2l_utils.transformer import TransformerConfig
@@ -70,7 +72,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Slowed:
-    """One training's steps behind one link.
+    """What was seen of one way behind one link.
 
     step_seconds : the fastest step that was not recorded: what the machine does besides only adds to it.
     charged      : seconds that the link was busy in the recorded step.
@@ -84,14 +86,33 @@ class Slowed:
 
 
 def trained(
-    strategy: str, links: Sequence[Link], config: TransformerConfig = DEFAULT, *, rounds: int = 4, **settings: object
-) -> list[Slowed]:
-    """Train on every rank of the process group, the steps by turns behind each link, so that all meet the same machine:
-    two behind the first link to warm up, ``rounds`` by turns, then those to be recorded. Settings: ``train``'s."""
+    ways: Mapping[str, Mapping[str, Any]],
+    links: Sequence[Link],
+    config: TransformerConfig = DEFAULT,
+    *,
+    rounds: int = 2,
+    sessions: int = 2,
+    **settings: Any,
+) -> dict[str, list[Slowed]]:
+    """Train in each way on every rank of the process group; by label, what was seen behind each link.
+
+    All meet the same machine: within a training the steps are by turns behind each link, ``rounds`` times, and the
+    trainings of all ways are by turns too, ``sessions`` times.
+    ways: by label, arguments of ``train`` that differ, the strategy among them; settings: those that are shared.
+    """
+    found: dict[str, list[list[Slowed]]] = {label: [] for label in ways}
+    for _ in range(sessions):
+        for label, way in ways.items():
+            found[label].append(_session(links, rounds, {"config": config, **settings, **way}))
+    return {label: [_least(of_link) for of_link in zip(*seen, strict=True)] for label, seen in found.items()}
+
+
+def _session(links: Sequence[Link], rounds: int, settings: Mapping[str, Any]) -> list[Slowed]:
+    """One training: two steps behind the first link to warm up, ``rounds`` by turns, then those to be recorded."""
     turns = [links[0]] * 2 + [*links] * rounds + [links[0]] * (RECORDED - 1) + [*links]
     last = range(2 + len(links) * rounds, len(turns))
-    result: Result = train(strategy, config, steps=len(turns), link=turns, record_step=last, **settings)  # type: ignore[arg-type]
-    first = min(result.recordings[:RECORDED], key=lambda recording: recording.seconds)
+    result = train(steps=len(turns), link=turns, record_step=last, **settings)
+    first = min(result.recordings[:RECORDED], key=_seconds)
     found = []
     for place, (link, recording) in enumerate(zip(links, [first, *result.recordings[RECORDED:]], strict=True)):
         sent = [e for e in recording.events if e.kind == "collective"]
@@ -99,6 +120,16 @@ def trained(
         seconds = result.seconds[2 + place : last.start : len(links)]
         found.append(Slowed(link, min(seconds), charged, recording))
     return found
+
+
+def _least(seen: Sequence[Slowed]) -> Slowed:
+    """Of the same link in several trainings: the fastest step, and the recording that disturbed least."""
+    quiet = min(seen, key=lambda slowed: _seconds(slowed.recording))
+    return replace(quiet, step_seconds=min(slowed.step_seconds for slowed in seen))
+
+
+def _seconds(recording: Recording) -> float:
+    return recording.seconds or math.inf
 
 
 def plan(slowed: Slowed) -> Plan:

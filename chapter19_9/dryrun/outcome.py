@@ -115,7 +115,7 @@ class DryRun:
         plan, peak = self.plan, self.peak
         parts = ", ".join(f"{NAMES[part]} {format_bytes(getattr(peak, part))}" for part in PARTS if getattr(peak, part))
         return (
-            f"{plan.sizes.name}, {self.parameters / 1e9:,.3g} billion parameters, {plan.strategy}, rank {plan.rank} of "
+            f"{plan.sizes.name}, {self.parameters:,} parameters, {plan.strategy}, rank {plan.rank} of "
             f"{plan.world_size:,}: peak {format_bytes(peak.total)} in {peak.name} ({parts}); {counted(self.collectives)}"
         )
 

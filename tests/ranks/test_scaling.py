@@ -29,7 +29,7 @@ COMPUTING = SLEEP.total
 
 @pytest.fixture(scope="module")
 def measured():
-    settings = {"config": TOY, "batch": 4, "rounds": 1, "world_size": 2, "output": "quiet"}
+    settings = {"config": TOY, "batch": 4, "rounds": 1, "sessions": 1, "world_size": 2, "output": "quiet"}
     return launch(ranks.asleep, links=[FREE, SLOW, MIDDLE], ways=WAYS, **settings).results[0]
 
 
