@@ -54,8 +54,9 @@ def shard(
 
 
 def optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """AdamW with torch's defaults: an ordinary optimizer, made after ``shard``, over DTensors."""
-    return torch.optim.AdamW(model.parameters(), lr=lr)
+    """AdamW, made after ``shard``, over DTensors: an ordinary optimizer."""
+    # fused: one operator for all parameters, where DTensor would work out a dozen for each shape
+    return torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
 
 
 @contextmanager
