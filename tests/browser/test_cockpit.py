@@ -52,12 +52,18 @@ def test_it_is_driven_from_the_keyboard_and_read_from_afar(cockpit):
     cockpit.page.keyboard.press("Tab")
     assert cockpit.page.evaluate("document.activeElement.labels?.[0]?.innerText ?? ''") == "batch"
     image = cockpit.page.get_by_role("img", name="memory bars")
-    small = image.bounding_box()
+
+    def height():
+        box = image.bounding_box()  # none in the moment in which one picture gives way to the next
+        return box["height"] if box else 0.0
+
+    cockpit.until(height, why="the picture is there")
+    small = height()
     cockpit.page.get_by_role("button", name="Large type").press("Space")
-    cockpit.until(lambda: image.bounding_box()["height"] > 1.5 * small["height"], why="one column, larger")
+    cockpit.until(lambda: height() > 1.5 * small, why="one column, larger")
     cockpit.keep(SCREENSHOTS / "cockpit_large.png")
     cockpit.page.get_by_role("button", name="Large type").press("Space")
-    cockpit.until(lambda: image.bounding_box()["height"] == small["height"], why="as before")
+    cockpit.until(lambda: height() == small, why="as before")
     cockpit.page.get_by_text("this run as a script").click()
     cockpit.page.get_by_text("run_rank(train, strategy='single'").wait_for()
     cockpit.keep(SCREENSHOTS / "cockpit.png")

@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from chapter19_9 import train as loop
+from chapter19_9 import watching
 from chapter19_9.strategies import ring, shards, zero1, zero2, zero3
 
 
@@ -134,5 +134,5 @@ MUTANTS = {
     "zero3 tied weight sharded twice": ("zero3", {}, replaced(shards, "entries", each_tie_apart)),
     "zero3 first weights not broadcast": ("zero3", {}, replaced(shards, "broadcast", no_broadcast)),
     "zero2 forgets earlier passes": ("zero2", {}, replaced(zero2.ShardedGradient, "arrived", forget)),
-    "zero1 clipped by the norm of a part": ("zero1", {}, replaced(loop, "global_norm", own_norm)),
+    "zero1 clipped by the norm of a part": ("zero1", {}, replaced(watching, "global_norm", own_norm)),
 }
