@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.figure import Figure
 
+from chapter19_9.choosing.cost import Moment
 from chapter19_9.compare import STATES, Row
 from chapter19_9.theory import States
 from d2l_utils.figure import short
@@ -48,10 +49,11 @@ def text(rows: Sequence[Row]) -> str:
     return "\n".join(aligned)
 
 
-def figure(rows: Sequence[Row], peaks: Mapping[str, float] | None = None, *, title: str | None = None) -> Figure:
+def figure(rows: Sequence[Row], peaks: Mapping[str, Moment] | None = None, *, title: str | None = None) -> Figure:
     """The whole table in kB per rank, with what depends on the machine: peak, the kernel's bytes, step time.
 
-    peaks: what theory says of the peak, in bytes by strategy, where it says something.
+    peaks: the fullest moment by strategy, as ``choosing.cost`` has it, where it has one: gathered weights count as P,
+    whole gradients as G.
     """
     columns = ["P", "G", "O", "P", "G", "all", "P", "G", "logical", "on the\nwire", "collectives", "ms"]
     groups = {"at rest": 3, "after forward": 2, "at the peak": 3, "sent in a step": 3, "step": 1}
@@ -59,10 +61,12 @@ def figure(rows: Sequence[Row], peaks: Mapping[str, float] | None = None, *, tit
     for row in rows:
         line = [judged(getattr(row.held, name), getattr(row.held_formula, name), _kb) for name in STATES]
         line += [_cell(*_pair(row.between, row.between_formula, name)) for name in STATES[:2]]
-        line += [
-            judged(row.peak, (peaks or {}).get(row.strategy), _kb),
-            *(_cell(*_pair(row.at_peak, None, name)) for name in STATES[:2]),
-        ]
+        most, expected = (peaks or {}).get(row.strategy), None
+        if most is not None:
+            gradients = most.gradients + most.whole_gradients
+            expected = States(most.parameters + most.gathered, gradients, most.optimizer)
+        line += [judged(row.peak, None if most is None else most.total, _kb)]
+        line += [_cell(*_pair(row.at_peak, expected, name)) for name in STATES[:2]]
         line += [judged(row.sent, row.sent_formula, _kb)]
         line += [Cell("-") if row.wire is None else judged(row.wire, row.on_gloo, _kb)]
         mark = "measured" if row.counts_formula is None else "exact" if row.counts == row.counts_formula else "off"
