@@ -41,7 +41,7 @@ check: ## lint, format, types, and notebooks that agree with their text
 	$(run) -m mypy
 	$(run) -m d2l_utils.notebooks check
 
-bench: ## measure launching, recording, live changes and steps on this machine
+bench: ## measure launching, recording, live changes, steps and the dry run on this machine
 	$(run) -m tests.bench $(ARGS)
 
 soak: ## end 200 launches in every way at random, run FSDP 200 times, and look for what they leave behind

@@ -18,7 +18,7 @@ from functools import cached_property
 from chapter19_9.choosing import cost, lines
 from chapter19_9.choosing.cost import BF16, PRECISIONS, Moment, Precision
 from chapter19_9.choosing.machines import Machines
-from chapter19_9.choosing.presets import PRESETS, Model, own, whole
+from chapter19_9.choosing.presets import PRESETS, Model, own, sizes_of, whole
 from chapter19_9.choosing.scaling import MOST_RANKS, Setup, Step, predict
 
 ASSUMPTIONS = (
@@ -63,10 +63,7 @@ class Question:
     teraflops: float = Machines.teraflops
 
     def __post_init__(self) -> None:
-        if isinstance(self.model, str) and self.model not in PRESETS:
-            raise ValueError(f"model is {self.model!r}: it must be one of {', '.join(PRESETS)}, or sizes")
-        if not isinstance(self.model, str | Model):
-            raise ValueError(f"model is {self.model!r}: it must be a preset's name or a Model")
+        sizes_of(self.model)
         whole("length", self.length, 0)
         for name in ("micro_batch", "devices", "nodes"):
             whole(name, getattr(self, name), 1)
@@ -85,7 +82,7 @@ class Question:
 
     @property
     def sizes(self) -> Model:
-        return PRESETS[self.model] if isinstance(self.model, str) else self.model
+        return sizes_of(self.model)
 
     @property
     def ranks(self) -> int:

@@ -117,6 +117,15 @@ def of_toy(config: TransformerConfig) -> Model:
     )  # fmt: skip
 
 
+def sizes_of(model: object) -> Model:
+    """Those sizes, or the preset of that name. ValueError when ``model`` is neither."""
+    if isinstance(model, Model):
+        return model
+    if not isinstance(model, str) or model not in PRESETS:
+        raise ValueError(f"model is {model!r}: it must be one of {', '.join(PRESETS)}, or sizes")
+    return PRESETS[model]
+
+
 def whole(name: str, value: object, least: int) -> int:
     """``value``, when it is a whole number of at least ``least``; else ValueError, which names the field."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

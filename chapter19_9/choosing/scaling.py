@@ -17,7 +17,7 @@ from functools import cached_property
 from chapter19_9.choosing import flops
 from chapter19_9.choosing.cost import PRECISIONS, Precision
 from chapter19_9.choosing.machines import H100, Machines
-from chapter19_9.choosing.presets import PRESETS, Model, number, whole
+from chapter19_9.choosing.presets import PRESETS, Model, number, sizes_of, whole
 from chapter19_9.choosing.schedule import schedule
 from chapter19_9.strategies import STRATEGIES
 
@@ -55,9 +55,9 @@ class Setup:
     machines: Machines = H100
 
     def __post_init__(self) -> None:
-        for name, allowed in (("model", PRESETS), ("strategy", STRATEGIES), ("precision", PRECISIONS)):
-            value = getattr(self, name)
-            if not (name == "model" and isinstance(value, Model)) and value not in allowed:
+        sizes_of(self.model)
+        for name, allowed in (("strategy", STRATEGIES), ("precision", PRECISIONS)):
+            if (value := getattr(self, name)) not in allowed:
                 raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(allowed)}")
         for name, least in (("ranks", 1), ("length", 0), ("micro_batch", 1), ("batch", 0)):
             whole(name, getattr(self, name), least)
@@ -75,7 +75,7 @@ class Setup:
 
     @property
     def sizes(self) -> Model:
-        return PRESETS[self.model] if isinstance(self.model, str) else self.model
+        return sizes_of(self.model)
 
     @property
     def accounts(self) -> Precision:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from chapter19_9.choosing.presets import PRESETS, Model, of_toy, whole
+from chapter19_9.choosing.presets import Model, of_toy, sizes_of, whole
 from chapter19_9.strategies import get
 
 if TYPE_CHECKING:
@@ -54,10 +54,8 @@ class Plan:
     options: Mapping[str, object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if isinstance(self.model, str) and self.model not in PRESETS:
-            raise ValueError(f"model is {self.model!r}: it must be one of {', '.join(PRESETS)}, or sizes")
-        if not isinstance(self.model, str | Model) and not self.is_toy:
-            raise ValueError(f"model is {self.model!r}: it must be a preset's name, a Model or a TransformerConfig")
+        if not self.is_toy:
+            sizes_of(self.model)
         get(self.strategy)
         if self.strategy not in ALLOWED:
             why = WHY_NOT.get(self.strategy, "its code was not made for fake tensors")
@@ -100,9 +98,7 @@ class Plan:
 
     @property
     def sizes(self) -> Model:
-        if isinstance(self.model, Model):
-            return self.model
-        return PRESETS[self.model] if isinstance(self.model, str) else of_toy(self.model)
+        return sizes_of(self.model) if isinstance(self.model, str | Model) else of_toy(self.model)
 
     @property
     def tokens(self) -> int:

@@ -110,7 +110,7 @@ def pieces(flat: Flat, part: Tensor, every_name: bool = False) -> Iterator[tuple
             first, last = max(at, begins), min(at + shape.numel(), begins + layout.shard)
             views = {}
             for offset, size in boxes(shape, first - at, last - at):
-                start = at + _index(shape, offset) - begins
+                start = at + index_of(shape, offset) - begins
                 views[torch.Size(offset)] = part[start : start + prod(size)].view(size)
             found = Pieces(shape, part, views)
         for name in entry.names if every_name else entry.names[:1]:
@@ -146,7 +146,7 @@ def boxes(shape: Sequence[int], first: int, last: int) -> Iterator[tuple[tuple[i
     yield from within(bottom, bottom * row, last)
 
 
-def _index(shape: Sequence[int], offset: Sequence[int]) -> int:
+def index_of(shape: Sequence[int], offset: Sequence[int]) -> int:
     """Where the element at ``offset`` lies when all are counted row by row."""
     found = 0
     for size, at in zip(shape, offset, strict=True):

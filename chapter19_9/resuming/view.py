@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from chapter19_9.result import Result
 from chapter19_9.resuming.checkpoint import check
-from chapter19_9.resuming.named import MODEL
+from chapter19_9.resuming.named import MODEL, index_of
 from d2l_utils import figure as style
 
 
@@ -64,7 +64,7 @@ def strips(paths: Mapping[str, str | Path], shapes: Mapping[str, Sequence[int]],
         for part in contents(path):
             if part.name not in at:
                 continue
-            start = at[part.name] + _first(part)
+            start = at[part.name] + index_of(part.whole, part.offset)
             axes.barh(
                 row, prod(part.size), 0.62, start, color=style.TINTS[part.rank % 8], hatch=style.HATCHES[part.rank % 8],
                 ec=style.MUTED, lw=0.3,
@@ -83,13 +83,6 @@ def strips(paths: Mapping[str, str | Path], shapes: Mapping[str, Sequence[int]],
     style.key(picture, key)
     style.title(picture, title)
     return picture
-
-
-def _first(part: Stored) -> int:
-    at = 0
-    for size, offset in zip(part.whole, part.offset, strict=True):
-        at = at * size + offset
-    return at
 
 
 def apart(one: Result, other: Result) -> float:
