@@ -205,7 +205,7 @@ def test_bytes_and_time_on_the_link_are_those_of_scaling():
     ("changes", "message"),
     [
         ({"model": "gpt9"}, "model is 'gpt9': it must be one of gpt2"),
-        ({"model": 3}, "model is 3: it must be a preset's name or a Model"),
+        ({"model": 3}, "model is 3: it must be one of gpt2"),
         ({"length": -1}, "length is -1: it must be a whole number of at least 0"),
         ({"micro_batch": 0}, "micro_batch is 0: it must be a whole number of at least 1"),
         ({"micro_batch": 1.5}, "micro_batch is 1.5"),
