@@ -1,5 +1,6 @@
 """However a launch ends: the right message, results kept, the next launch works, nothing left. Warm and cold alike."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -158,7 +159,9 @@ def test_children_of_ranks_end_too(way):
     assert not sleeping
 
 
-def test_stop_event(way):
+@contextlib.contextmanager
+def stopped_after():
+    """A launch that would sleep, in another thread; after the block its event is set, and it ends by that."""
     stop, caught = threading.Event(), []
 
     def target():
@@ -169,35 +172,30 @@ def test_stop_event(way):
 
     thread = threading.Thread(target=target)
     thread.start()
-    time.sleep(1.0)
-    stop.set()
-    thread.join(15)
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(15)
     assert not thread.is_alive() and caught[0].message.startswith("stopped")
+
+
+def test_stop_event(way):
+    with stopped_after():
+        time.sleep(1.0)
     works()
 
 
 def test_a_supervisor_that_somebody_stopped_does_not_keep_the_ranks(way, monkeypatch):
     monkeypatch.setattr(follow, "_ANSWER", 1.0)
-    stop, caught = threading.Event(), []
-
-    def target():
-        try:
-            launch(end, world_size=2, how="sleep", stop=stop)
-        except LaunchStopped as error:
-            caught.append(error)
-
     before = set(folders.base().glob("run-*"))
-    thread = threading.Thread(target=target)
-    thread.start()
-    deadline = time.monotonic() + 60
-    while not (mine := [f for f in folders.base().glob("run-*/rank1.ready") if f.parent not in before]):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    folder = mine[0].parent
-    os.kill(int((folder / "supervisor.pid").read_text()), signal.SIGSTOP)
-    stop.set()
-    thread.join(15)
-    assert not thread.is_alive() and caught[0].message.startswith("stopped")
+    with stopped_after():
+        deadline = time.monotonic() + 60
+        while not (mine := [f for f in folders.base().glob("run-*/rank1.ready") if f.parent not in before]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        folder = mine[0].parent
+        os.kill(int((folder / "supervisor.pid").read_text()), signal.SIGSTOP)
     assert not none_left(folders.base())
     works()
 
