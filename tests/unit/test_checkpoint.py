@@ -9,7 +9,7 @@ import torch
 
 from chapter19_9.checks import check_checkpoints
 from chapter19_9.resuming.checkpoint import Checkpoints, check, load, newest, save
-from chapter19_9.resuming.named import Pieces, boxes
+from chapter19_9.resuming.named import Pieces, boxes, index_of
 from chapter19_9.resuming.view import contents
 from chapter19_9.strategies import get
 from d2l_utils.transformer import Transformer, TransformerConfig
@@ -27,6 +27,8 @@ def test_every_flat_range_is_its_boxes(shape):
                 for offset, size in boxes(shape, first, last)
             ]
             assert [number for box in found for number in box] == list(range(first, last))
+            begins = [index_of(shape, offset) for offset, _ in boxes(shape, first, last)]
+            assert begins == [box[0] for box in found]
             assert len(found) <= max(1, 2 * len(shape) - 1)
 
 
