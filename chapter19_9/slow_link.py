@@ -50,24 +50,22 @@ class Plan:
 
     def seconds(self, link: Carrier) -> float:
         """The step's length behind a link: computing goes on until it needs what is not there yet."""
-        moments = [(one.at, 0, one) for one in self.asked] + [(one.by, 1, one) for one in self.asked]
-        waited, free_from, done, there = 0.0, 0.0, 0.0, dict[int, float]()
         # at equal times what was asked first is needed first, and a wait comes after its own launch
-        for moment, needed, one in sorted(moments, key=lambda m: (m[0], self._order(m[2]), m[1])):
-            now = moment + waited
+        moments = [(one.at, order, False) for order, one in enumerate(self.asked)]
+        moments += [(one.by, order, True) for order, one in enumerate(self.asked)]
+        waited, free_from, done, there = 0.0, 0.0, 0.0, dict[int, float]()
+        for moment, order, needed in sorted(moments):
+            one, now = self.asked[order], moment + waited
             if needed:
-                waited += max(0.0, there[id(one)] - now)
+                waited += max(0.0, there[order] - now)
             else:
                 free_from = max(free_from, now) + link.seconds(one.name, one.bytes, one.group_size)
-                there[id(one)] = done = max(free_from, done) + one.real
+                there[order] = done = max(free_from, done) + one.real
         return self.computing + waited
 
     def charged(self, link: Carrier) -> float:
         """Seconds that the link is busy in a step."""
         return sum(link.seconds(one.name, one.bytes, one.group_size) for one in self.asked)
-
-    def _order(self, one: Asked) -> int:
-        return next(at for at, other in enumerate(self.asked) if other is one)
 
 
 @dataclass(frozen=True)
