@@ -183,6 +183,9 @@ def test_what_hides_in_backward_and_what_does_not():
     assert [one.by > 0 for one in early] == [False, False, True]
     again = [one for one in fsdp.asked if one.name == "all_gather" and one.at > 0.3]
     assert [one.by > one.at for one in again][:2] == [False, True], "root, and then a block ahead"
+    leaving = [one for one in plan_of_toy("fsdp2", 2).asked if one.name == "reduce_scatter"]
+    assert leaving[0].at < leaving[0].by, "beside the next block's backward"
+    assert [one.by for one in leaving[:-2]] == [one.at for one in leaving[1:-1]], "and no longer than that"
     assert all(one.at == one.by for one in plan_of_toy("zero3", 2).asked)
     inner = plan_of_toy("ddp", 2, last=False)
     assert inner.asked == ()
