@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from chapter19_9 import strategies
 from chapter19_9.moments import Change, Flight, thinned
+from chapter19_9.passes import passes
 from chapter19_9.ranks_view import Broken, RankView
 
 if TYPE_CHECKING:
@@ -172,7 +173,7 @@ def frames(recorded: Sequence[Recorded], title: str | None = None) -> Lifecycle:
     """The frames of one step, from all ranks' recordings.
 
     Raises Broken where the recordings break a rule (see ``RankView.check``), ValueError where they are not those of one
-    step: none, ranks missing, nothing held recorded.
+    step: none, ranks missing, nothing held recorded; and where that step has several passes.
     """
     recorded = sorted(recorded, key=lambda one: one.recording.rank)
     sizes = {one.recording.world_size for one in recorded}
@@ -181,6 +182,8 @@ def frames(recorded: Sequence[Recorded], title: str | None = None) -> Lifecycle:
         raise ValueError(f"recorded has ranks {ranks}: it must have one recording of every rank")
     if missing := [one.recording.rank for one in recorded if not one.recording.holdings]:
         raise ValueError(f"recordings of ranks {missing} have no holdings: record(..., holdings=True)")
+    if (several := max(len(passes(one)) for one in recorded)) > 1:
+        raise ValueError(f"recorded is a step of {several} passes: frames are of a step of one")
     began = min(one.recording.began or 0 for one in recorded)
     views = [RankView(one.recording, one.whole, began, one.start) for one in recorded]
     for view in views:

@@ -1,34 +1,33 @@
-"""Memory pass by pass, in a step that accumulates."""
+"""What a rank holds of gradients, pass by pass, in a step that accumulates."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from bisect import bisect_right
 
-if TYPE_CHECKING:
-    from chapter19_9.train import Result
+from chapter19_9.recorded import Recorded
 
-__all__ = ["least_by_pass"]
+__all__ = ["gradients_by_pass", "passes"]
 
 
-def least_by_pass(results: Iterable[Result], parts: int = 8) -> dict[float, int]:
-    """{passes that are done: least bytes above the start of the step}, for ``parts`` equal parts of each pass.
+def passes(recorded: Recorded) -> list[float]:
+    """When each pass of the recorded step began: its first module's forward, seconds since the step's start."""
+    forward = [event for event in recorded.recording.events if event.kind == "forward"]
+    first = min(forward, key=lambda event: event.start).name
+    return [event.start for event in forward if event.name == first]
 
-    The least in each part, and of all the recordings: what cannot be let go of. Above it come and go what is computed
-    on, and what a backend's thread still holds of a collective that is over.
+
+def gradients_by_pass(recorded: Recorded) -> dict[float, int]:
+    """{passes that are done: bytes of gradients that this rank holds then}, at the recording's samples.
+
+    Within a pass, time counts as its share of the pass. Bytes are those of ``d2l_utils.holdings``: what live tensors cover.
     """
-    found: dict[float, int] = {}
-    for result in results:
-        events, memory = result.recording.events, result.recording.memory
-        inputs = min((e for e in events if e.kind == "forward"), key=lambda event: event.start).name
-        starts = [e.start for e in events if e.kind == "forward" and e.name == inputs]
-        ends = [*starts[1:], next(e.start for e in events if e.kind == "optimizer")]
-        for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            edges = [start + (end - start) * part / parts for part in range(parts + 1)]
-            for part, (low, high) in enumerate(pairwise(edges)):
-                at_first = max((p for p in memory if p.time <= low), key=lambda point: point.time).bytes
-                lowest = min([at_first, *(p.bytes for p in memory if low < p.time <= high)])
-                place = number + part / parts
-                found[place] = min(lowest, found.get(place, lowest))
-    return found
+    edges, held, found = passes(recorded), dict[str, int](), {0.0: 0}
+    edges.append(next(event.start for event in recorded.recording.events if event.kind == "optimizer"))
+    for holding in recorded.recording.holdings:
+        if holding.time >= edges[-1]:
+            break
+        held[holding.block] = holding.gradients
+        number = max(0, bisect_right(edges, holding.time) - 1)
+        start, end = edges[number : number + 2]
+        found[max(0.0, number + (holding.time - start) / (end - start))] = sum(held.values())
+    return found | {float(len(edges) - 1): sum(held.values())}

@@ -112,8 +112,8 @@ def train(
     link          : hold the steps' collectives back as a link of this bandwidth and latency would
                     (``d2l_utils.throttle``); None lets them go at once. Several: one for each step.
     record_step   : number of the step to record, from 0, or several; ``allocations`` adds the memory curve.
-    lifecycle_step: number of another step, to record for the lifecycle; float32 in one pass only. ``outliving`` counts
-                    as gradients there what keeps its memory when they are forgotten, such as DDP's buckets.
+    lifecycle_step: number of another step, to record for the lifecycle; float32 only. ``outliving`` counts as gradients
+                    there what keeps its memory when they are forgotten, such as DDP's buckets.
     differences, weights : measure these for the result too. agreement: ask whether the ranks agree at the end, which
                     gathers weights that are in shards, one by one.
     checkpoints   : where to save, and to go on from the newest; ``steps`` counts those behind it too.
@@ -135,8 +135,8 @@ def train(
     to_record = check_steps(steps, record_step, lifecycle_step)
     if checkpoints:
         check_checkpoints(facts, n, precision, average)
-    if lifecycle_step is not None and ("dtype" in settings or precision != "fp32" or accumulation > 1 or checkpointing):
-        raise ValueError(f"lifecycle_step is {lifecycle_step}: a lifecycle is of one pass in fp32, not checkpointed")
+    if lifecycle_step is not None and ("dtype" in settings or precision != "fp32" or checkpointing):
+        raise ValueError(f"lifecycle_step is {lifecycle_step}: a lifecycle is of fp32, not checkpointed")
     module, mixed = facts.load(), Mixed(precision, facts, device)
     settings |= mixed.settings | ({"bucket_mb": bucket_mb} if bucket_mb is not None else {})
     if unknown := settings.keys() - inspect.signature(module.shard).parameters.keys():

@@ -10,6 +10,7 @@ from functools import cache
 import pytest
 
 from chapter19_9 import theory
+from chapter19_9.passes import gradients_by_pass
 from chapter19_9.strategies import STRATEGIES, get
 from d2l_utils import LaunchError, launch
 from d2l_utils.agree import relative_difference
@@ -129,6 +130,19 @@ def test_gradients_wait_for_the_last_backward_or_go_with_each(strategy):
         assert sent == theory.exact_volume(strategy, shapes, 2, 4, sync_every=each)
         exchanged[name] = sum(event.bytes for event in events if event.name in ("all_reduce", "reduce_scatter"))
     assert exchanged["each"] == 4 * exchanged["waiting"] > 0
+
+
+def test_gradients_held_between_passes_are_whole_where_they_wait():
+    config = TransformerConfig(layers=2, width=32, heads=2, length=4)  # everything divides
+    whole = theory.adamw_states(config).gradients
+    settings = {"config": config, "batch": 8, "steps": 2, "lifecycle_step": 1}
+    for rank in run(ranks.grid, 2, combos=dict.fromkeys(WAITING, WINDOW), **settings):
+        for name in WAITING:
+            for result, exchanged in zip(rank[name], (False, True), strict=True):
+                held = gradients_by_pass(result.lifecycle)
+                after = [held[max(x for x in held if x <= done)] for done in range(5)]
+                part, last = (whole // 2 if "fsdp" in name and sharded else whole for sharded in (exchanged, True))
+                assert after == [0, part, part, part, last], (name, exchanged)
 
 
 def test_what_waits_is_whole():

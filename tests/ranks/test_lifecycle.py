@@ -281,5 +281,5 @@ def test_from_a_name_to_frames():
     assert shown.title == "FSDP2, reshard after forward, 2 ranks"
     assert shown.blocks == ("", *BLOCKS)
     assert shown.rest == ("tokens", "positions", "norm", "head")
-    with pytest.raises(ValueError, match="lifecycle_step is 2: a lifecycle is of one pass in fp32"):
+    with pytest.raises(ValueError, match="lifecycle_step is 2: a lifecycle is of fp32, not checkpointed"):
         train("zero1", steps=3, lifecycle_step=2, options={"dtype": "bfloat16"})
