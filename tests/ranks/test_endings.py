@@ -269,9 +269,10 @@ def test_a_killed_agent_is_named():
 
     thread = threading.Thread(target=target)
     thread.start()
-    agent = wait_for_agent(helper.warm_helper().process.pid, ranks=2)
-    agent.kill()
-    thread.join(30)
+    try:
+        wait_for_agent(helper.warm_helper().process.pid, ranks=2).kill()
+    finally:
+        thread.join(120)
     assert caught and caught[0].message.startswith("torchrun itself was killed by SIGKILL")
 
 
@@ -281,10 +282,11 @@ def wait_for_agent(pid, ranks):
 
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        for supervisor in psutil.Process(pid).children():
-            for agent in supervisor.children():
-                if len(agent.children()) == ranks:
-                    return agent
+        with contextlib.suppress(psutil.NoSuchProcess):  # the supervisor of the launch before, which is ending
+            for supervisor in psutil.Process(pid).children():
+                for agent in supervisor.children():
+                    if len(agent.children()) == ranks:
+                        return agent
         time.sleep(0.1)
     raise AssertionError("no agent with its ranks was seen")
 
