@@ -29,7 +29,7 @@ def test_what_was_there_before_counts_from_the_start():
 
 
 def test_frames_are_of_one_pass():
-    with pytest.raises(ValueError, match="^recorded is a step of 2 passes: frames"):
+    with pytest.raises(ValueError, match=r"^recorded is a step of 2 passes: frames"):
         frames([recorded((0, "", 4))])
 
 
