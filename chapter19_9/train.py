@@ -116,7 +116,9 @@ def train(
                     there what keeps its memory when they are forgotten, such as DDP's buckets.
     differences, weights : measure these for the result too. agreement: ask whether the ranks agree at the end, which
                     gathers weights that are in shards, one by one.
-    checkpoints   : where to save, and to go on from the newest; ``steps`` counts those behind it too.
+    checkpoints   : where to save, and to go on from the newest; ``steps`` counts those behind it too, and one of them
+                    that was to be recorded is not. What is no state is the caller's to keep: with another ``batch``
+                    the text goes on from another place.
 
     Raises ValueError before the first step when an argument does not fit, or the ranks start from different
     weights.

@@ -65,6 +65,7 @@ class Question:
     def __post_init__(self) -> None:
         sizes_of(self.model)
         whole("length", self.length, 0)
+        self.sizes.check_length(self.length)
         for name in ("micro_batch", "devices", "nodes"):
             whole(name, getattr(self, name), 1)
         if self.ranks > MOST_RANKS:

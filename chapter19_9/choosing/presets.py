@@ -60,6 +60,18 @@ class Model:
             raise ValueError(f"kv_heads is {self.kv_heads}: it must divide heads, which is {self.heads}")
 
     @property
+    def longest(self) -> float:
+        """Tokens of the longest sequence that it can take: its learned positions, or no limit."""
+        return self.length if self.positions else math.inf
+
+    def check_length(self, length: int) -> None:
+        """ValueError for a sequence that is longer than the positions that were learned."""
+        if length > self.longest:
+            raise ValueError(
+                f"length is {length}: it must be at most {self.length}, the positions that the model has learned"
+            )
+
+    @property
     def inner(self) -> int:
         """Width inside the MLP."""
         return self.hidden or 4 * self.width

@@ -61,6 +61,7 @@ class Setup:
                 raise ValueError(f"{name} is {value!r}: it must be one of {', '.join(allowed)}")
         for name, least in (("ranks", 1), ("length", 0), ("micro_batch", 1), ("batch", 0)):
             whole(name, getattr(self, name), least)
+        self.sizes.check_length(self.length)
         if self.ranks > MOST_RANKS:
             raise ValueError(f"ranks is {self.ranks}: at most {MOST_RANKS}")
         if self.batch and self.ranks > self.batch:

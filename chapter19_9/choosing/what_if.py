@@ -12,6 +12,8 @@ from chapter19_9.choosing import lines
 from chapter19_9.choosing.advisor import MOST_RANKS, Answer, Option, Question, weigh
 from chapter19_9.strategies import get
 
+MOST = 2**24  # where looking for what fits ends
+
 
 def least(fits: Callable[[int], bool], low: int, high: int) -> int | None:
     """The smallest number from low to high that fits, where all above one that fits do; None when none does."""
@@ -32,8 +34,9 @@ def fewest_ranks(question: Question, strategy: str, checkpointing: bool) -> int 
     return least(fits, 2, MOST_RANKS)
 
 
-def largest(question: Question, field: str, strategy: str, checkpointing: bool, most: int = 2**24) -> int:
+def largest(question: Question, field: str, strategy: str, checkpointing: bool) -> int:
     """The largest ``micro_batch`` or ``length`` at which that way fits; 0 when it fits at none."""
+    most = int(min(MOST, question.sizes.longest)) if field == "length" else MOST
 
     def fails(value: int) -> bool:
         changed: dict[str, Any] = {field: value}
@@ -76,7 +79,8 @@ def changes(answer: Answer) -> list[str]:
     if chosen:
         for field, words in (("micro_batch", "micro-batch"), ("length", "length")):
             most = largest(question, field, chosen.strategy, chosen.checkpointing)
-            found.append(f"{chosen.title}: {words} up to {most:,}")
+            all_of_them = ", the positions that it has learned" * (field == "length" and most == question.sizes.longest)
+            found.append(f"{chosen.title}: {words} up to {most:,}{all_of_them}")
     lighter = next((option for option in answer.options if option.checkpointing and option.fits), None)
     if chosen and lighter and passed and not chosen.checkpointing and lighter.strategy != chosen.strategy:
         found.append(f"with checkpointing, {lines.SHORT[lighter.strategy]} fits")

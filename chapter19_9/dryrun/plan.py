@@ -69,10 +69,7 @@ class Plan:
             raise ValueError(f"world_size is {self.world_size}: it must be a whole number from 1 to {MOST_RANKS}")
         if self.rank >= self.world_size:
             raise ValueError(f"rank is {self.rank}: it must be below world_size, which is {self.world_size}")
-        if self.length > self.sizes.length and self.sizes.positions:
-            raise ValueError(
-                f"length is {self.length}: it must be at most {self.sizes.length}, the positions that the model has learned"
-            )
+        self.sizes.check_length(self.length)
         if self.precision not in PRECISIONS:
             raise ValueError(f"precision is {self.precision!r}: it must be one of {', '.join(PRECISIONS)}")
         if not isinstance(self.checkpointing, bool):

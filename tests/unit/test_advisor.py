@@ -147,7 +147,7 @@ def test_where_activations_are_in_the_way_checkpointing_comes_before_sharding_ag
             {"model": "megatron-1t", "precision": "bf16", "nodes": 128, "memory": 80.0, "reserve": 0.1},
             "tensor parallel",
         ),
-        ({"length": 2**20, "memory": 8.0}, "sequence or context parallel"),
+        ({"model": "llama-7b", "length": 2**20, "memory": 8.0}, "sequence or context parallel"),
         ({"model": "gpt3-175b", "precision": "bf16", "memory": 80.0}, "more devices to shard over"),
         ({"micro_batch": 512, "memory": 1.0}, "a micro-batch of "),
         ({"model": "llama-7b", "devices": 1, "precision": "bf16", "memory": 80.0}, "more devices: with FSDP2"),
@@ -186,6 +186,13 @@ def test_what_would_change_it_really_changes_it():
     assert any(f"from {n} ranks on" in change for change in answer.changes)
 
 
+def test_a_sample_is_no_longer_than_the_positions_that_were_learned():
+    answer = advise(Question("gpt2"))
+    assert f"{answer.chosen.title}: length up to 1,024, the positions that it has learned" in answer.changes
+    rotary = advise(Question("llama-7b", length=2**15, nodes=2))
+    assert not any("positions" in change for change in rotary.changes)
+
+
 def test_bytes_and_time_on_the_link_are_those_of_scaling():
     question = Question("llama-7b", precision="fp32", devices=8, nodes=2, inside=300.0, between=25.0, memory=1000.0)
     m_p = 4 * PRESETS["llama-7b"].parameters
@@ -207,6 +214,7 @@ def test_bytes_and_time_on_the_link_are_those_of_scaling():
         ({"model": "gpt9"}, "model is 'gpt9': it must be one of gpt2"),
         ({"model": 3}, "model is 3: it must be one of gpt2"),
         ({"length": -1}, "length is -1: it must be a whole number of at least 0"),
+        ({"model": "gpt2", "length": 1025}, "length is 1025: it must be at most 1024, the positions"),
         ({"micro_batch": 0}, "micro_batch is 0: it must be a whole number of at least 1"),
         ({"micro_batch": 1.5}, "micro_batch is 1.5"),
         ({"devices": True}, "devices is True"),

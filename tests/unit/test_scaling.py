@@ -202,6 +202,7 @@ def test_more_samples_on_a_rank_hide_more():
     ("changes", "message"),
     [
         ({"model": "gpt9"}, "model is 'gpt9': it must be one of gpt2"),
+        ({"model": "gpt2", "length": 1025}, "length is 1025: it must be at most 1024, the positions"),
         ({"strategy": "zero9"}, "strategy is 'zero9': it must be one of single, ddp"),
         ({"precision": "fp8"}, "precision is 'fp8': it must be one of fp32, bf16"),
         ({"ranks": 0}, "ranks is 0: it must be a whole number of at least 1"),
