@@ -49,7 +49,8 @@ def check(name: str, answer: Callable[..., Any], uses: Iterable[Any] = ()) -> No
         if wrong := exercise.judge(run.results, n):
             print(f"{name}: not yet. With {_ranks(n)}: {wrong}")
             return
-    print(f"{name}: right, with {', '.join(map(str, exercise.world_sizes))} ranks")
+    *others, last = exercise.world_sizes
+    print(f"{name}: right, with {''.join(f'{n}, ' for n in others)}{_ranks(last)}")
 
 
 def is_stub(answer: Callable[..., Any]) -> bool:
@@ -128,6 +129,24 @@ def _peak(results: list[Any], n: int) -> str | None:
     return None
 
 
+def _cluster(results: list[Any], n: int) -> str | None:
+    """Each rank returns (nodes, GB): the fewest on which Llama 3 70B fits, and a device's memory that saves one."""
+    from chapter19_9.choosing.advisor import Question, advise
+
+    def fits(nodes: int, memory: int) -> bool:
+        return nodes > 0 and advise(Question("llama3-70b", nodes=nodes, memory=float(memory))).chosen is not None
+
+    for rank, (nodes, memory) in enumerate(results):
+        if not fits(nodes, 80) or fits(nodes - 1, 80):
+            return f"rank {rank} returned {nodes} nodes, " + (
+                "and fewer do" if fits(nodes, 80) else "which are too few"
+            )
+        if not fits(nodes - 1, memory) or fits(nodes - 1, memory - 1):
+            less = fits(nodes - 1, memory)
+            return f"rank {rank} returned {memory} GB, " + ("and less does" if less else "which is too little")
+    return None
+
+
 def _shards_of_ten(results: list[Any], n: int) -> str | None:
     """Each rank returns [first, one after the last] of the real elements in its shard of a vector of ten."""
     size = -(-10 // n)
@@ -201,6 +220,8 @@ EXERCISES = {
     "rows": Exercise((1, 2, 4), _held(lambda rank, n: 31 * len(range(7)[rank * -(-7 // n) :][: -(-7 // n)]))),
     # 19.9.12: predicted and measured bytes at the fullest moment of DDP's step
     "peak": Exercise((1, 2), _peak),
+    # 19.9.12: how many nodes of 8 x 80 GB a model of 70 billion parameters takes, and what would save one
+    "cluster": Exercise((1,), _cluster),
     # 19.9.6: each rank has a shard of W's rows (rank r: one row of r + 1); y = W x for x of ones, on every rank, summed
     "sharded product": Exercise((1, 2, 3), _all_close(lambda rank, n: 4 * n * (n + 1) / 2)),
     # 19.9.7: the same product, gathered by FSDP2: sum of y, numbers of W on a rank before forward and after it

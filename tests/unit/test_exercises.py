@@ -26,6 +26,7 @@ RIGHT = {
     "flat shard": (2, [(109, 109), (109, 109)]),
     "rows": (2, [(124, 124), (93, 93)]),
     "peak": (2, [(104, 100), (97, 100)]),
+    "cluster": (2, [(3, 102)] * 2),
     "sharded product": (2, [12.0, 12.0]),
     "kept": (2, [[12.0, 4, 8]] * 2),
     "gathers": (2, [[1, 2]] * 2),
@@ -48,6 +49,7 @@ WRONG = {
     "flat shard": ((108, 109), "rank 1 predicted 108 and measured 109"),
     "rows": ((109, 109), "rank 1 measured 109, expected 93"),
     "peak": ((90, 100), "rank 1 predicted 90 bytes and reached 100"),
+    "cluster": ((3, 67), "rank 1 returned 67 GB, which is too little"),  # a whole third less is not enough
     "sharded product": (8.0, "expected 12"),
     "kept": ([12.0, 8, 8], "rank 1 returned [12.0, 8, 8], expected [12.0, 4, 8]"),  # numel() is that of the whole
     "gathers": ([2, 2], "expected [1, 2]"),
@@ -66,6 +68,14 @@ def test_a_check_knows_right_from_wrong(name):
     judge = EXERCISES[name].judge
     assert judge(results, n) is None
     assert said in judge([results[0], wrong, *results[2:]], n)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [((2, 102), "2 nodes, which are too few"), ((4, 80), "4 nodes, and fewer do"), ((3, 103), "103 GB, and less does")],
+)
+def test_a_cluster_is_neither_too_small_nor_too_large(answer, said):
+    assert said in EXERCISES["cluster"].judge([answer], 1)
 
 
 def test_what_is_measured_on_the_wire_must_be_the_reduce_scatter_alone():
