@@ -220,7 +220,7 @@ class Cockpit(LivePanel):
         return self._sheet(flown, self.large.value)
 
     def _sheet(self, flown: Flown, large: bool) -> Figure:
-        return sheet(flown, self.before, self._pictures, columns=1 if large else min(2, len(self._pictures)))
+        return sheet(flown, self.before, self._pictures, columns=1 if large or len(self._pictures) < 3 else 2)
 
     def _replay(self, flown: Flown) -> None:
         results, last = flown.run.results, self._film
