@@ -5,7 +5,6 @@ changes little. Nothing is taken from the slow steps.
 """
 
 from functools import cache
-from itertools import count
 
 import pytest
 
@@ -37,12 +36,6 @@ def measured(attempt):
     return launch(ranks.asleep, links=[FREE, SLOW, MIDDLE], ways=WAYS, **settings).results[0]
 
 
-def anew(name):
-    """Gives what was measured of this strategy, then what is measured again: once for all tests."""
-    attempts = count()
-    return lambda: measured(next(attempts))[name]
-
-
 def plan_of(name):
     options = {"bucket_mb": 0.04} if name == "ddp" else {"prefetch": name == "zero3"}
     return schedule(name, of_toy(TOY), 2, FP32, SLEEP, COMPUTING, **options)
@@ -67,7 +60,7 @@ def test_steps_behind_a_link_are_as_long_as_the_model_says(name):
             assert predicted < 0.9 * (COMPUTING + plan.charged(run.link)), "some of it hides"
             assert 0.98 * predicted < run.step_seconds < 1.25 * predicted + free.step_seconds - COMPUTING
 
-    holds(as_said, anew(name))
+    holds(as_said, lambda attempt: measured(attempt)[name])
 
 
 def test_fsdp2_on_a_cpu_hides_nothing():

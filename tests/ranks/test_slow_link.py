@@ -87,4 +87,4 @@ def test_steps_behind_a_link_are_as_long_as_predicted(way):
         assert made.seconds(links[1]) > 1.5 * made.seconds(FREE)
         assert made.seconds(links[2]) < made.seconds(FREE) + 0.9 * made.charged(links[2])
 
-    holds(predicted, lambda: launch(ranks.asleep, ways={"": way}, links=links, **settings).results[0][""])
+    holds(predicted, lambda _: launch(ranks.asleep, ways={"": way}, links=links, **settings).results[0][""])
