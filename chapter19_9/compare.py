@@ -45,12 +45,13 @@ class Row:
     wire               : what one rank's connections carried in that step as the kernel counts it, headers included,
                          mean over the ranks; None where it cannot be read.
     peak               : most bytes at one moment of a step: model states, gathered weights, whole gradients and
-                         activations. It has no formula here.
+                         activations. Of three steps the least, since gloo's threads may let go of a buffer late, which
+                         is not the strategy's. It has no formula here.
     at_peak            : the model states in it; None as in ``between``.
     losses             : global mean loss of each step, in nats.
     loss_error         : largest relative difference from the losses of one process on the whole batch.
     agree              : all ranks end with the same weights.
-    seconds            : median of the steps between the first two and the recorded ones, slowest rank; None
+    seconds            : median of the steps between the first two and the first recorded one, slowest rank; None
                          when too few.
     """
 
@@ -117,7 +118,7 @@ def compare(
 
     if steps < 3:
         raise ValueError(
-            f"steps is {steps}: it must be at least 3: the last is recorded (one more is looked into), DDP settles in the second"
+            f"steps is {steps}: it must be at least 3: the last is recorded (and some after it), DDP settles in the second"
         )
     sizes = [check_world_size(n, "world_sizes") for n in world_sizes]
     for n in sizes:
@@ -141,16 +142,18 @@ def compare(
             done |= {(name, n): ranks for name, ranks in (results(together, n) if together else {}).items()}
     reference, rows = done["single", 1][0][0].losses, []
     for name, n in wanted:
-        rows.append(_row(done.get((name, n)) or results([name], n)[name], reference, shapes))
+        rows.append(_row(done.get((name, n)) or results([name], n)[name], reference, shapes, steps))
         if each is not None:
             each(rows[-1])
     return rows
 
 
-def _row(ranks: list[tuple[Result, Snapshots | None]], reference: list[float], shapes: list[theory.Shape]) -> Row:
+def _row(
+    ranks: list[tuple[Result, Snapshots | None]], reference: list[float], shapes: list[theory.Shape], steps: int
+) -> Row:
     results, snaps = [result for result, _ in ranks], [snap for _, snap in ranks if snap is not None]
     first, n = results[0], len(ranks)
-    timed = [max(result.seconds[i] for result in results) for i in range(2, len(first.seconds) - 2)]
+    timed = [max(result.seconds[i] for result in results) for i in range(2, steps - 1)]
     events = [event for result in results for event in result.recording.events if event.kind == "collective"]
     sending = [event.name for event in events if event.rank == 0 and event.sent_bytes]
     wires = [result.recording.wire_bytes for result in results]
@@ -191,7 +194,7 @@ HEAD = (
 KEY = """\
 P, G, O       bytes of parameters, gradients, optimizer states on the fullest rank. All bytes in MB (1e6), measured / formula.
 error         of the figures to its left, relative to the formula; of P, G, O the largest. exact: equal to the byte.
-peak          most at one moment of a step, gathered weights and activations included; measured only.
+peak          most at one moment of a step, gathered weights and activations included; measured only, the least of three.
 vs 1 process  largest relative difference from the losses of one process on the whole batch; same: none at all.
 agree         all ranks end with exactly the same weights.
 step          median, slowest rank. More ranks than cores take turns: no comparison of speed, least of all between rows of
