@@ -11,6 +11,7 @@ import torch
 
 from chapter19_9 import theory
 from chapter19_9.compare import compare, main, table
+from chapter19_9.snapshots import measure
 from chapter19_9.train import train
 from d2l_utils import LaunchError, launch
 from d2l_utils.link import Link
@@ -219,6 +220,16 @@ def test_rows_come_as_they_are_measured(monkeypatch):
     rows = compare(("ddp", "zero1"), (1,), CONFIG, steps=3, batch=2, each=lambda row: came.append(row.strategy))
     assert came == [("single", 1), ("ddp", 1), "ddp", ("zero1", 1), "zero1"]
     assert [row.strategy for row in rows] == ["ddp", "zero1"]
+
+
+def test_the_peak_of_the_comparison_is_the_least_of_three_steps_that_are_apart():
+    settings = {"config": CONFIG, "steps": 3, "batch": 4}
+    for rank in launch(measure, world_size=2, output="quiet", strategies=["fsdp1", "fsdp2"], **settings).results:
+        for result, _ in rank.values():
+            peaks = [recording.peak for recording in result.recordings]
+            at_start = result.held.parameters + result.held.optimizer
+            assert len(peaks) == 3 and len(result.losses) == 8
+            assert result.peak == at_start + min(peaks)
 
 
 def test_it_runs_without_a_process_group():
