@@ -64,10 +64,10 @@ def measure(
         by_hand = "reduce_scatter" in inspect.signature(get(name).load().shard).parameters
         options = {"reduce_scatter": "backend"} if by_hand else None
         # Apart: memory that one recording has seen come would be seen to go in the next, as if it had been in the state.
-        recorded = range(steps - 1, steps + 4, 2)
-        look = None if get(name).extra else recorded[-1] + 1
+        *recorded, last = range(steps - 1, steps + 6, 2)
+        look = None if get(name).extra else last
         result = train(
-            name, config, steps=recorded[-1] + 2, batch=batch, options=options, record_step=list(recorded),
+            name, config, steps=last + 1, batch=batch, options=options, record_step=recorded,
             allocations=True, lifecycle_step=look, outliving=True,
         )  # fmt: skip
         peaks = [recording.peak or 0 for recording in result.recordings]

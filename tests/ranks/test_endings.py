@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 
+import psutil
 import pytest
 
 from d2l_utils import LaunchError, LaunchStopped, LaunchTimeout, launch
@@ -151,7 +152,6 @@ def test_rank_that_ignores_sigterm():
 
 
 def test_children_of_ranks_end_too(way):
-    import psutil
 
     nap = f"321.{os.getpid()}"  # this test's own, where several run at once
     fails(how="children", nap=nap)
@@ -278,8 +278,6 @@ def test_a_killed_agent_is_named():
 
 def wait_for_agent(pid, ranks):
     """The torchrun agent of the one launch that the helper with this pid serves, once it has started all ranks."""
-    import psutil
-
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with contextlib.suppress(psutil.NoSuchProcess):  # the supervisor of the launch before, which is ending

@@ -228,7 +228,7 @@ def test_the_peak_of_the_comparison_is_the_least_of_three_steps_that_are_apart()
         for result, _ in rank.values():
             peaks = [recording.peak for recording in result.recordings]
             at_start = result.held.parameters + result.held.optimizer
-            assert len(peaks) == 3 and len(result.losses) == 8
+            assert len(peaks) == 3 and len(result.losses) == 9
             assert result.peak == at_start + min(peaks)
 
 
