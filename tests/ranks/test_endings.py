@@ -152,7 +152,6 @@ def test_rank_that_ignores_sigterm():
 
 
 def test_children_of_ranks_end_too(way):
-
     nap = f"321.{os.getpid()}"  # this test's own, where several run at once
     fails(how="children", nap=nap)
     sleeping = [p for p in psutil.process_iter(["cmdline"]) if p.info["cmdline"] == ["sleep", nap]]
