@@ -2,6 +2,7 @@
 
 import ipaddress
 import shutil
+import socket
 
 import psutil
 import pytest
@@ -16,14 +17,19 @@ def running(lab) -> set[int]:
 
 
 def outside(lab) -> set[str]:
-    """Addresses beyond this machine that the server, its kernels or its ranks are connected to."""
+    """Addresses beyond this machine that the server, its kernels or its ranks are connected to.
+
+    Not the machine's own name server: whenever libtorch connects to a store, here by loopback, it asks for the name of
+    127.0.0.1, which a short look sees now and then.
+    """
     found = set()
     for process in lab.family():
         try:
             connections = process.net_connections("inet")
         except psutil.NoSuchProcess:
             continue
-        found |= {connection.raddr.ip for connection in connections if connection.raddr}
+        connections = [one for one in connections if one.raddr]
+        found |= {one.raddr.ip for one in connections if (one.type, one.raddr.port) != (socket.SOCK_DGRAM, 53)}
     return {text for text in found if not is_loopback(text)}
 
 
