@@ -64,7 +64,7 @@ def ending(how: str, n: int, culprit: int, limit: int = 1) -> str | None:
             return error.message
         if re.search(WORDS[how].format(c=culprit), first):
             return None
-        if how == "sleep" and limit < 16 and first.endswith("had not finished"):
+        if how == "sleep" and limit < 16 and first.startswith("timed out after"):
             return ending(how, n, culprit, 4 * limit)
         return error.message
     return None if how in ("well", "late") and run.results == [2.0 * n] * n else f"it succeeded with {run.results}"

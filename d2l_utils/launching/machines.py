@@ -169,7 +169,7 @@ class Watch:
 
     def _leave(self, text: str) -> None:
         """End this rank, which may be deep in a collective; torchrun then ends its neighbours and repeats the reason."""
-        print(f"[rank {self.rank}] {text}", file=sys.stderr, flush=True)
+        print(f"[rank {self.rank}] {text}\n", end="", file=sys.stderr, flush=True)  # in one piece
         with contextlib.suppress(Exception):
             from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 

@@ -113,7 +113,8 @@ def run_rank(function: Callable[..., Any], **arguments: Any) -> None:
     if os.getpid() != process:
         os._exit(0)  # a child that the function forked and that came back: the rank is its parent
     if place is None:
-        print(f"[rank {rank}] {value!r}", flush=True)
+        # torchrun's ranks write unbuffered: a line and its end go out together, or another rank's comes between
+        print(f"[rank {rank}] {value!r}\n", end="", flush=True)
         _end_process_group(0)
         return
     folder = Path(place)

@@ -134,7 +134,7 @@ def test_the_batch_file_for_slurm(pair, run, tmp_path):
     assert sorted(re.findall(r"^\[rank (\d)\] \((\d), (\d), (\d), ", done.stdout, re.MULTILINE)) == [
         ("0", "0", "0", "0"),
         ("1", "1", "0", "1"),
-    ]
+    ], done.stdout + done.stderr
     assert not pair[0].left() and not pair[1].left()
 
 
