@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import IO, Any
 
-from d2l_utils.launching import environment, folders
+from d2l_utils.launching import environment, folders, warm
 
 _HERE = Path(__file__).resolve().parent
 _READY_SECONDS = 90.0  # importing torch from a cold disk on a busy laptop
@@ -55,7 +55,8 @@ class Helper:
 
     def __init__(self) -> None:
         self.owner = os.getpid()
-        folder = folders.base()
+        self.born_with = environment.read_at_start(os.environ)
+        self.folder = folder = folders.base()
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, (folder / "helper.log").open("ab") as log:
             self.process = subprocess.Popen(
@@ -86,6 +87,10 @@ class Helper:
 
     def alive(self) -> bool:
         return self.owner == os.getpid() and self.process.poll() is None
+
+    def serves(self) -> bool:
+        """Whether its forks are like a process that starts now: it lives, and what is read at a start has not changed."""
+        return self.alive() and self.born_with == environment.read_at_start(os.environ)
 
     def wait_until_ready(self) -> None:
         """Wait for the imports. Unavailable when the helper died, took too long, or holds what makes a fork unsafe."""
@@ -129,16 +134,21 @@ _lock = threading.Lock()
 
 
 def warm_helper() -> Helper:
-    """This process's helper, started when there is none or it has died."""
+    """This process's helper, started when there is none that serves."""
     global _helper
     with _lock:
-        if _helper is None or not _helper.alive():
+        if _helper is None or not _helper.serves():
             if _helper is None:
                 atexit.register(_at_exit)
             else:
                 _helper.close()
             _helper = Helper()
         return _helper
+
+
+def asleep() -> bool:
+    """Whether this process has a helper that has given back its memory, and needs seconds for the next launch."""
+    return _helper is not None and (_helper.folder / warm.IDLE_MARK).exists()
 
 
 def _at_exit() -> None:

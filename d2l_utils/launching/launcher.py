@@ -16,9 +16,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from d2l_utils.device import Choice, check_world_size, choose
+from d2l_utils.device import Choice, check_world_size, choose, keep_one_device
 from d2l_utils.garbage import collected_later
-from d2l_utils.launching import environment, errors, folders, helper, output, ranks, recipes, source
+from d2l_utils.launching import environment, errors, folders, helper, limits, output, ranks, recipes, source
 from d2l_utils.launching.commands import agent_arguments, command_for
 from d2l_utils.launching.follow import follow
 
@@ -100,6 +100,7 @@ def launch(
     *,
     world_size: int | None = None,
     nodes: int = 1,
+    device: str | None = None,
     restarts: int = 0,
     timeout: float = 120.0,
     uses: Iterable[Any] = (),
@@ -113,7 +114,8 @@ def launch(
     in `uses`), or the path of a script (arguments then become `--name=value`). It may return numbers, strings, lists, dicts,
     tensors, numpy arrays. The process group exists when it is called, unless it calls `init_process_group` itself.
     world_size: number of ranks, 1 to 64; else D2L_WORLD_SIZE, else what the machine has. nodes: simulated nodes on this host.
-    restarts: how often torchrun may start all ranks anew when one fails (TORCHELASTIC_RESTART_COUNT tells a rank which life it is in);
+    device: "cpu", or an accelerator's type that must serve, such as "cuda"; else D2L_DEVICE, else an accelerator where there is one
+    for each rank. restarts: how often torchrun may start all ranks anew when one fails (TORCHELASTIC_RESTART_COUNT tells a rank which life it is in);
     results are those of the last life.
     timeout: seconds from when the first rank runs the function. output: "live", "ordered" (rank by rank at the end) or "quiet".
     stop: an event that ends the launch from another thread.
@@ -126,32 +128,37 @@ def launch(
         _check(size, nodes, restarts, timeout, output, stop)
         why_cold = environment.why_not_warm(os.environ)
         name, text = _script_text(function, uses, arguments, size, nodes, restarts)
-    if why_cold is None:
-        helper.warm_helper()  # imports torch while this process does the same
-    choice = choose(size, nodes)
-    _say_once(str(choice), f"{choice.device_type}/{choice.backend}", quiet=output == "quiet")
-    folder, line = folders.new(), None
-    try:
-        script = folder / name if text is not None else Path(name)
-        if text is not None:
-            Path(source.encodable(script)).write_text(text, encoding="utf-8", errors="surrogateescape")
-        extra = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()] if text is None else []
-        line, way = _start(folder, [str(script), *extra], size, nodes, restarts, choice, why_cold)
-        ending = follow(line, folder, size, float(timeout), output, stop, restarts)
-        problem = errors.diagnose(ending)
-        with collected_later():
-            results, unreadable = _results(folder, size)
-        problem = problem or unreadable
-    except BaseException as error:
-        if line is not None:  # the stop button in a moment when `follow` does not listen for it
-            line.send("stop")
-            line.close()
-        folders.remove(folder)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
-            raise OSError(
-                f"no room for temporary files in {folder.parent.parent}: set TMPDIR to a folder with more"
-            ) from error
-        raise
+        if why_cold is None:
+            helper.warm_helper()  # it imports torch while this process looks for devices
+        choice = choose(size, nodes, device)
+    _say_once(str(choice), f"{choice.device_type}/{choice.backend}", quiet=output == "quiet" and not choice.falls_back)
+    extra = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()] if text is None else []
+    while True:
+        folder, line = folders.new(), None
+        try:
+            script = folder / name if text is not None else Path(name)
+            if text is not None:
+                Path(source.encodable(script)).write_text(text, encoding="utf-8", errors="surrogateescape")
+            line, way = _start(folder, [str(script), *extra], size, nodes, restarts, choice, why_cold, output == "quiet")
+            ending = follow(line, folder, size, float(timeout), output, stop, restarts)
+            if way == "warm" and (why_cold := environment.why_no_fork(folder)):
+                folders.remove(folder)
+                continue
+            problem = errors.diagnose(ending)
+            with collected_later():
+                results, unreadable = _results(folder, size)
+            problem = problem or unreadable
+            break
+        except BaseException as error:
+            if line is not None:  # the stop button in a moment when `follow` does not listen for it
+                line.send("stop")
+                line.close()
+            folders.remove(folder)
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
+                raise OSError(
+                    f"no room for temporary files in {folder.parent.parent}: set TMPDIR to a folder with more"
+                ) from error
+            raise
     owner: Any = problem
     if problem is None:
         late = errors.exit_codes(ending.agent_logs, ending.states)
@@ -191,8 +198,13 @@ def _results(folder: Path, size: int) -> tuple[list[Any], errors.LaunchError | N
     return found, problem
 
 
-def warm_up(world_size: int | None = None) -> Choice:
-    """Start the helper without waiting for it, and say on what the ranks will run. Lessons call it in their first cell."""
+def warm_up(world_size: int | None = None, *, largest: int = 0) -> Choice:
+    """Start the helper without waiting for it, and say on what the ranks will run. Lessons call it in their first cell.
+
+    largest: ranks of the lesson's largest launch. With fewer accelerators than that all its launches run on the CPU, so that
+    it never compares one kind of device with another; 0 decides for each launch by itself.
+    """
+    keep_one_device(largest)
     size = check_world_size(world_size)
     if environment.why_not_warm(os.environ) is None:
         helper.warm_helper()
@@ -245,7 +257,14 @@ def _script_text(
 
 
 def _start(
-    folder: Path, script: list[str], size: int, nodes: int, restarts: int, choice: Choice, why_cold: str | None
+    folder: Path,
+    script: list[str],
+    size: int,
+    nodes: int,
+    restarts: int,
+    choice: Choice,
+    why_cold: str | None,
+    quiet: bool,
 ) -> tuple[helper.Line, str]:
     env = environment.for_ranks(os.environ, size, str(folder), choice.device_type, sys.path)
     request = folder / "request.json"
@@ -256,7 +275,8 @@ def _start(
             "folder": str(folder),
             "cwd": os.getcwd(),
             "env": env,
-            "path": sys.path,
+            "path": env["PYTHONPATH"].split(os.pathsep),
+            "limits": limits.of_this_process() if warm else {},
             "agents": agents,
             "lives": restarts + 1,
         }
@@ -264,6 +284,8 @@ def _start(
 
     if why_cold is None:
         write(warm=True)
+        if helper.asleep() and not quiet:
+            print("No launch has used the helper process for some time, and it gave back its memory: it starts again now.")
         try:
             return helper.start_warm(request), "warm"
         except helper.Unavailable as error:

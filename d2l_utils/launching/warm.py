@@ -4,6 +4,11 @@ Run by file path (`python -P warm.py CONTROL_FD`), never imported by a kernel: i
 lesson module edited a moment ago is never stale in a rank. It holds no threads and no accelerator, which is what makes its
 forks safe. Each message on the control socket is the path of a request file plus the descriptor of that launch's own channel; the
 forked child becomes the launch's supervisor (supervisor.py). End of file on the control socket means that the kernel is gone.
+
+What has imported torch takes some 400 MB. After ten minutes without a launch this process therefore replaces itself by a small
+Python that only waits (`python -S -P warm.py CONTROL_FD FOLDER idle`); the next request turns that one into a helper again.
+
+Environment: D2L_HELPER_IDLE, the seconds after which an unused helper gives back its memory (600).
 """
 
 import contextlib
@@ -11,14 +16,16 @@ import gc
 import importlib
 import importlib.machinery
 import json
+import multiprocessing
 import os
+import random
+import select
 import shutil
 import signal
 import site
 import socket
 import sys
 import types
-import warnings
 from typing import Any
 
 # In the order in which they cost most. The first optimizer step would otherwise import torch._dynamo in every rank, for seconds.
@@ -41,20 +48,29 @@ PRELOAD = (
 )
 
 
+IDLE_MARK = "helper.idle"  # a file in the kernel's folder while the helper has given back its memory
+
+generators: list[Any] = []
+main_process = multiprocessing.current_process()
+
+
 def preload(parent: int, folder: str) -> None:
     """Import everything once. Leaves at once when the kernel died meanwhile."""
     gc.disable()  # what is imported here stays: looking for garbage meanwhile only costs time
-    with warnings.catch_warnings(action="ignore"):
-        for name in PRELOAD:
-            if os.getppid() != parent:
-                leave(folder)
-            try:
-                importlib.import_module(name)
-            except ImportError:  # a name that this torch does not have: the rank that needs it will say so
-                continue
+    for name in PRELOAD:
+        if os.getppid() != parent:
+            leave(folder)
+        try:
+            importlib.import_module(name)
+        except ImportError:  # a name that this torch does not have: the rank that needs it will say so
+            continue
     # torch.distributed loads torchrun's plug-ins, ours among them: forget it, or its code would be the one of now, for ever.
     for name in [n for n in sys.modules if n.partition(".")[0] in ("d2l_utils", "chapter19_9")]:
         del sys.modules[name]
+    # What an import has seeded would give every rank the same numbers: forked.py seeds it anew in each rank.
+    numpy = importlib.import_module("numpy.random")
+    kinds = {random.Random, numpy.RandomState, numpy.Generator}
+    generators[:] = [thing for thing in gc.get_objects() if type(thing) in kinds]
     gc.enable()
     gc.freeze()  # the forks then share these pages instead of copying them at their first collection
 
@@ -137,8 +153,9 @@ def become_supervisor(request_path: str, channel: socket.socket) -> None:
         sys.path[:] = request["path"]
         if sys.dont_write_bytecode:
             keep_bytecode(os.path.join(os.path.dirname(request["folder"]), "bytecode"))
-        from d2l_utils.launching import supervisor  # only now: its newest source
+        from d2l_utils.launching import limits, supervisor  # only now: their newest source
 
+        limits.take(request["limits"])
         status = supervisor.run(request, channel, warm=True)
     except BaseException:
         import traceback
@@ -152,13 +169,17 @@ def become_supervisor(request_path: str, channel: socket.socket) -> None:
 def main(control_fd: int, folder: str) -> None:
     """Serve launches until the kernel closes the control socket; then remove the kernel's folder and leave."""
     control = socket.socket(fileno=control_fd)
+    sys.modules["d2l_warm"] = sys.modules["__main__"]  # by this name its forks know that they are forks
     preload(os.getppid(), folder)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended supervisors leave no zombies
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch = sys.modules["torch"]
     with contextlib.suppress(ConnectionError):
         control.send(json.dumps({"threads": threads(), "accelerator": torch.cuda.is_initialized()}).encode())
+    patience = float(os.environ.get("D2L_HELPER_IDLE", "600"))
     while True:
+        if not select.select([control], [], [], patience)[0]:
+            become(control, folder, "idle")
         message: bytes = b""
         with contextlib.suppress(ConnectionError):  # the kernel was killed before it heard that word
             message, descriptors, _, _ = socket.recv_fds(control, 1 << 16, 1)
@@ -172,5 +193,27 @@ def main(control_fd: int, folder: str) -> None:
     leave(folder)  # the supervisors see the end of their own channels and stop their ranks
 
 
+def become(control: socket.socket, folder: str, *role: str) -> None:
+    """Replace this process by another one that runs this file; never returns."""
+    with contextlib.suppress(OSError):
+        mark = os.path.join(folder, IDLE_MARK)
+        open(mark, "x").close() if role else os.unlink(mark)
+    control.set_inheritable(True)
+    lean = ["-S"] if role else []
+    os.execv(sys.executable, [sys.executable, *lean, "-P", __file__, str(control.fileno()), folder, *role])
+
+
+def wait(control_fd: int, folder: str) -> None:
+    """Do nothing until a request comes, which stays in the socket for the helper that this process then becomes."""
+    control = socket.socket(fileno=control_fd)
+    message = b""
+    with contextlib.suppress(ConnectionError):
+        message = control.recv(1, socket.MSG_PEEK)
+    if not message:
+        leave(folder)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    become(control, folder)
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    (wait if sys.argv[3:] == ["idle"] else main)(int(sys.argv[1]), sys.argv[2])

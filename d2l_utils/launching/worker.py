@@ -8,7 +8,6 @@ error reports.
 
 import contextlib
 import faulthandler
-import multiprocessing
 import os
 import re
 import runpy
@@ -23,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from d2l_utils.launching import ranks
+from d2l_utils.launching import environment, forked, ranks
 
 # Errors that a rank sees because another one ended: never the first cause.
 _ECHO = re.compile(
@@ -47,6 +46,8 @@ def main(arguments: list[str]) -> None:
             signal.signal(getattr(signal, name), signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     tempfile.tempdir = None
+    environment.restore(os.environ)
+    sys.path[:] = os.environ["PYTHONPATH"].split(os.pathsep)  # the kernel's, however this process was started
     if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and not ranks.new_life(folder, rank):
         return
     ranks.write(ranks.path(folder, rank, "pid"), str(os.getpid()).encode())
@@ -61,7 +62,12 @@ def main(arguments: list[str]) -> None:
         die_with_parent()
     code = 0
     try:
-        _quiet_torch()
+        _prepare_torch()
+        if forked.is_fork():
+            if in_bad_fork():
+                ranks.write(ranks.path(folder, rank, "badfork"), b"")  # the launcher takes the cold way then
+                os._exit(1)
+            forked.start_afresh()
         ranks.write(ranks.path(folder, rank, "ready"), b"")
         sys.argv = arguments
         script = os.path.abspath(arguments[0])
@@ -81,7 +87,7 @@ def main(arguments: list[str]) -> None:
             stream.flush()
     # torchrun waits for the return of a rank that it forked. One that it started as a program leaves without the interpreter's
     # own ending, in which FSDP1 now and then aborts after everything was done.
-    if code or multiprocessing.parent_process() is None:
+    if code or not forked.is_fork():
         os._exit(code)
 
 
@@ -97,6 +103,7 @@ def run_rank(function: Callable[..., Any], **arguments: Any) -> None:
     The group is left to the function when it calls `init_process_group` itself; it is always ended here.
     """
     global _delivers
+    import torch
     import torch.distributed as dist
 
     from d2l_utils.device import rank_device
@@ -106,10 +113,15 @@ def run_rank(function: Callable[..., Any], **arguments: Any) -> None:
     # Read before the function can change them, as a lesson on environment variables may.
     rank, size, place = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), os.environ.get("D2L_RUN_FOLDER")
     device, process = rank_device(), os.getpid()
+    if device.type != "cpu":  # FSDP2 and object collectives take the current device, whatever the tensors are on
+        torch.accelerator.set_device_index(device.index)
     with machines.joined():
         if not initialises_process_group(function):
-            dist.init_process_group("gloo" if device.type == "cpu" else dist.get_default_backend_for_device(device))
+            dist.init_process_group(group_backend(device.type))
         value = function(**arguments)
+        if device.type != "cpu":
+            # NCCL's calls return at once: what a rank returns counts when its device has done it, or has failed to.
+            torch.accelerator.synchronize(device.index)
     if os.getpid() != process:
         os._exit(0)  # a child that the function forked and that came back: the rank is its parent
     if place is None:
@@ -120,6 +132,23 @@ def run_rank(function: Callable[..., Any], **arguments: Any) -> None:
     folder = Path(place)
     ranks.write(ranks.path(folder, rank, "result"), ranks.packed(portable(value)))
     _wait_for_others(folder, size)
+
+
+def group_backend(device_type: str) -> str:
+    """What `init_process_group` is given: gloo for tensors on the CPU, and the accelerator's own backend for its tensors."""
+    import torch.distributed as dist
+
+    if device_type == "cpu":
+        return "gloo"
+    return f"cpu:gloo,{device_type}:{dist.get_default_backend_for_device(device_type)}"
+
+
+def in_bad_fork() -> bool:
+    """Whether the accelerator's driver was asked in a process above this fork, which makes it unusable here."""
+    import torch
+
+    asked = (getattr(torch._C, name, None) for name in ("_cuda_isInBadFork", "_xpu_isInBadFork"))
+    return any(question() for question in asked if question is not None)
 
 
 def portable(value: Any, where: str = "the result") -> Any:
@@ -184,15 +213,13 @@ def _capture_output(log: Path) -> None:
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
 
 
-def _quiet_torch() -> None:
+def _prepare_torch() -> None:
     """Threads of this rank, and no word about torch's own renamings, which no reader can act on."""
     for category in (FutureWarning, DeprecationWarning):
         warnings.filterwarnings("ignore", category=category, module=r"torch(\..*)?$")
     import torch
 
     torch.set_num_threads(int(os.environ["D2L_THREADS"]))
-    if os.environ["D2L_DEVICE_TYPE"] != "cpu":
-        torch.accelerator.set_device_index(int(os.environ["LOCAL_RANK"]))
 
 
 def _report(error: BaseException, folder: Path, rank: int) -> int:
