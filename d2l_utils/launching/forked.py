@@ -27,11 +27,13 @@ def start_afresh() -> None:
     torch.default_generator.seed()
     for generator in sys.modules["d2l_warm"].generators:
         _seed(generator)
-    _set_openblas_threads(int(os.environ.get("OPENBLAS_NUM_THREADS") or os.environ["OMP_NUM_THREADS"]))
+    wish = int(os.environ.get("OPENBLAS_NUM_THREADS") or os.environ["OMP_NUM_THREADS"])
+    _set_openblas_threads(min(wish, len(os.sched_getaffinity(0))))  # as it does itself when it is loaded
     # torchrun has made this process with multiprocessing, which would show as a child's name and a start method that
     # can no longer be chosen.
     private: Any = multiprocessing.process
     private._parent_process, private._current_process = None, sys.modules["d2l_warm"].main_process
+    private._current_process._config["authkey"] = private.AuthenticationString(os.urandom(32))
     multiprocessing.context._default_context._actual_context = None  # type: ignore[attr-defined]
 
 

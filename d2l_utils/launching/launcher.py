@@ -290,7 +290,7 @@ def _start(
             return helper.start_warm(request), "warm"
         except helper.Unavailable as error:
             why_cold = str(error)
-    _say_once(f"Each launch starts Python anew, which takes seconds: {why_cold}.", "cold", quiet=False)
+    _say_once(f"Each launch starts Python anew, which takes seconds: {why_cold}.", f"cold: {why_cold}", quiet=False)
     write(warm=False)
     return helper.start_cold(request, env), "cold"
 

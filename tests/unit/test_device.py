@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from d2l_utils import device
-from d2l_utils.device import Choice, check_world_size, choose, default_world_size, rank_device
+from d2l_utils.device import Choice, Devices, check_world_size, choose, default_world_size, keep_one_device, rank_device
 
-SETTINGS = ("D2L_DEVICE", "D2L_WORLD_SIZE", "D2L_DEVICE_TYPE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+SETTINGS = ("D2L_DEVICE", "D2L_DEVICE_STRICT", "D2L_WORLD_SIZE", "D2L_DEVICE_TYPE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 @pytest.fixture(autouse=True)
 def no_settings(monkeypatch):
     for name in SETTINGS:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(device, "_largest", 0)
 
 
 @pytest.fixture
@@ -27,9 +28,9 @@ def machine(monkeypatch):
         found = torch.device(kind) if kind else None
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: found)
         monkeypatch.setattr(torch.accelerator, "device_count", lambda: count)
-        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: kind == "cuda")
         monkeypatch.setattr(torch.distributed, "is_backend_available", lambda name: True)
+        # what the process that is asked would find; it makes no tensors here
+        monkeypatch.setattr(device, "usable_devices", lambda: device.visible_devices())
 
     return pretend
 
@@ -44,7 +45,7 @@ def test_no_accelerator_means_cpu_and_gloo(machine):
 def test_accelerators_are_used_when_there_is_one_for_each_rank(machine):
     machine("cuda", 4)
     assert str(choose(4)) == "4 ranks on cuda with nccl: 4 devices found"
-    assert choose(5) == Choice("cpu", "gloo", 5, "4 cuda devices found, 5 needed")
+    assert choose(5) == Choice("cpu", "gloo", 5, "4 cuda devices found, 5 needed", falls_back=True)
     machine("xpu", 2)
     assert (choose(2).device_type, choose(2).backend) == ("xpu", "xccl")
     machine("cuda", 1)
@@ -53,7 +54,7 @@ def test_accelerators_are_used_when_there_is_one_for_each_rank(machine):
 
 def test_simulated_nodes_do_not_share_a_device(machine):
     machine("cuda", 4)
-    assert choose(4, nodes=2) == Choice("cpu", "gloo", 4, "2 simulated nodes would share cuda devices")
+    assert choose(4, nodes=2) == Choice("cpu", "gloo", 4, "2 simulated nodes would share cuda devices", True)
 
 
 def test_a_backend_that_this_torch_lacks_means_cpu(machine, monkeypatch):
@@ -62,9 +63,8 @@ def test_a_backend_that_this_torch_lacks_means_cpu(machine, monkeypatch):
     assert choose(4) == Choice("cpu", "gloo", 4, "this torch has no nccl for cuda")
 
 
-@pytest.mark.parametrize("kind", ["mps", None])
-def test_V02_mps_means_cpu_and_gloo_with_one_reason(machine, kind):
-    machine(kind, int(kind == "mps"), mps=True)
+def test_V02_mps_means_cpu_and_gloo_with_one_reason(machine):
+    machine("mps", 1)
     choice = choose(2)
     assert (choice.device_type, choice.backend) == ("cpu", "gloo")
     assert "MPS" in choice.reason
@@ -89,23 +89,109 @@ def test_D2L_DEVICE_nonsense_is_refused(machine, monkeypatch, text):
         choose(2)
 
 
-@pytest.mark.parametrize(
-    ("kind", "count", "mps", "forced", "why"),
-    [
-        (None, 0, False, "cuda", "no GPU found"),
-        ("cuda", 1, False, "cuda", "1 cuda device found, 2 needed"),
-        ("cuda", 8, False, "xpu", "this machine has cuda"),
-        ("mps", 1, True, "mps", "Apple's MPS has no backend for several ranks"),
-    ],
-)
-def test_D2L_DEVICE_that_cannot_serve_is_refused(machine, monkeypatch, kind, count, mps, forced, why):
-    machine(kind, count, mps)
-    monkeypatch.setenv("D2L_DEVICE", forced)
+UNSERVED = [
+    (None, 0, "cuda", "no GPU found"),
+    ("cuda", 1, "cuda", "1 cuda device found, 2 needed"),
+    ("cuda", 8, "xpu", "this machine has cuda"),
+    ("mps", 1, "mps", "Apple's MPS has no backend for several ranks"),
+]
+
+
+@pytest.mark.parametrize(("kind", "count", "wanted", "why"), UNSERVED)
+def test_D2L_DEVICE_is_a_preference(machine, monkeypatch, kind, count, wanted, why):
+    machine(kind, count)
+    monkeypatch.setenv("D2L_DEVICE", wanted)
+    assert choose(2) == Choice("cpu", "gloo", 2, f"D2L_DEVICE={wanted} cannot serve, {why}", falls_back=True)
+
+
+@pytest.mark.parametrize(("kind", "count", "wanted", "why"), UNSERVED)
+def test_a_demand_that_cannot_be_met_is_an_error(machine, monkeypatch, kind, count, wanted, why):
+    machine(kind, count)
+    words = f"is {wanted!r}, which cannot serve world_size=2: {why}; allowed is 'cpu', or a type that can"
+    with pytest.raises(ValueError, match="device") as caught:
+        choose(2, device=wanted)
+    assert str(caught.value) == f"device {words}"
+    monkeypatch.setenv("D2L_DEVICE", wanted)
+    monkeypatch.setenv("D2L_DEVICE_STRICT", "1")
     with pytest.raises(ValueError, match="D2L_DEVICE") as caught:
         choose(2)
-    assert str(caught.value) == (
-        f"D2L_DEVICE={forced} cannot serve world_size=2: {why}; unset it or use D2L_DEVICE=cpu"
-    )
+    assert str(caught.value) == f"D2L_DEVICE {words}"
+
+
+def test_the_argument_device_goes_before_D2L_DEVICE(machine, monkeypatch):
+    machine("cuda", 4)
+    assert choose(2, device="cpu") == Choice("cpu", "gloo", 2, "device=cpu")
+    monkeypatch.setenv("D2L_DEVICE", "cpu")
+    assert choose(2, device="cuda") == Choice("cuda", "nccl", 2, "device=cuda, 4 devices found")
+    for bad in ("gpu", "cuda:0", 3, torch.device("cpu")):
+        with pytest.raises(ValueError, match="device is .*without a number"):
+            choose(2, device=bad)
+
+
+@pytest.mark.parametrize(("count", "default"), [(1, 4), (2, 2), (3, 3), (4, 4), (5, 4), (7, 6), (8, 8), (10, 8), (16, 12), (72, 24)])
+def test_the_default_world_size_divides_the_lessons_batch(machine, count, default):
+    machine("cuda", count)
+    assert default_world_size() == default and 24 % default == 0
+
+
+def test_one_lesson_runs_on_one_kind_of_device(machine):
+    machine("cuda", 2)
+    assert [choose(n).device_type for n in (1, 2, 4)] == ["cuda", "cuda", "cpu"]
+    keep_one_device(4)
+    assert [choose(n).device_type for n in (1, 2, 4)] == ["cpu"] * 3 and default_world_size() == 4
+    assert choose(2).reason == "2 cuda devices found, and this lesson launches up to 4 ranks"
+    assert choose(2, device="cuda").device_type == "cuda"  # who names a device decides for one launch
+    machine("cuda", 4)
+    assert [choose(n).device_type for n in (1, 2, 4)] == ["cuda"] * 3
+    with pytest.raises(ValueError, match="largest is 65"):
+        keep_one_device(65)
+
+
+def test_a_device_that_makes_no_tensor_is_not_counted(machine, monkeypatch):
+    machine("cuda", 3)
+
+    def ones(size, device):
+        if device == refuses:
+            raise RuntimeError("CUDA error: no kernel image is available. Compile with more.\nLine two")
+        return torch.zeros(size)
+
+    monkeypatch.setattr(torch, "ones", ones)
+    refuses = "cuda:0"
+    why = "torch cannot use cuda:0 of 3, CUDA error: no kernel image is available"
+    assert device.ask_torch() == Devices(None, 0, "", why)
+    refuses = "cuda:2"
+    why = "2 devices found; torch cannot use cuda:2 of 3, CUDA error: no kernel image is available"
+    assert device.ask_torch() == Devices("cuda", 2, "nccl", why)
+    refuses = None
+    assert device.ask_torch() == Devices("cuda", 3, "nccl", "3 devices found")
+
+
+def test_a_machine_without_a_driver_is_asked_nothing(monkeypatch):
+    monkeypatch.setattr(device, "driver_found", lambda: False)
+    monkeypatch.setattr(device.subprocess, "run", lambda *a, **k: pytest.fail("a process was started"))
+    assert device.usable_devices() == Devices(None, 0, "", "no GPU found")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (subprocess.TimeoutExpired("python", 90), "torch has not said within 90 s which GPUs it can use"),
+        (OSError("no memory"), "torch cannot be asked for GPUs (OSError)"),
+        (subprocess.CompletedProcess([], -9, "", ""), "torch cannot be asked for GPUs (IndexError)"),
+        (subprocess.CompletedProcess([], 0, "a banner\n{", ""), "torch cannot be asked for GPUs (JSONDecodeError)"),
+    ],
+)
+def test_a_process_that_does_not_answer_means_the_cpu(monkeypatch, answer, reason):
+    def run(*arguments, **options):
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    device._probe.cache_clear()
+    monkeypatch.setattr(device, "driver_found", lambda: True)
+    monkeypatch.setattr(device.subprocess, "run", run)
+    assert device.usable_devices() == Devices(None, 0, "", reason)
+    device._probe.cache_clear()
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, 2.0, "2", True, False, 65, 10**30, b"2", [2]])
@@ -171,16 +257,13 @@ def test_L19_memory_that_this_process_holds_is_said(machine, monkeypatch):
     assert str(choose(2)) == "2 ranks on cuda with nccl: 2 devices found"
 
 
-def test_choosing_initialises_no_accelerator_and_checking_imports_no_torch():
+def test_choosing_imports_no_torch():
     code = (
         "import sys\n"
         "from d2l_utils.device import check_world_size, choose\n"
-        "check_world_size(4)\n"
-        "assert 'torch' not in sys.modules\n"
+        "check_world_size()\n"
         "choose(2)\n"
-        "import torch\n"
-        "assert not torch.cuda.is_initialized()\n"
-        "assert not torch.cuda._is_in_bad_fork()\n"
+        "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
