@@ -115,7 +115,8 @@ def launch(
     tensors, numpy arrays. The process group exists when it is called, unless it calls `init_process_group` itself.
     world_size: number of ranks, 1 to 64; else D2L_WORLD_SIZE, else what the machine has. nodes: simulated nodes on this host.
     device: "cpu", or an accelerator's type that must serve, such as "cuda"; else D2L_DEVICE, else an accelerator where there is one
-    for each rank. restarts: how often torchrun may start all ranks anew when one fails (TORCHELASTIC_RESTART_COUNT tells a rank which life it is in);
+    for each rank.
+    restarts: how often torchrun may start all ranks anew when one fails (TORCHELASTIC_RESTART_COUNT tells a rank which life it is in);
     results are those of the last life.
     timeout: seconds from when the first rank runs the function. output: "live", "ordered" (rank by rank at the end) or "quiet".
     stop: an event that ends the launch from another thread.
@@ -139,7 +140,9 @@ def launch(
             script = folder / name if text is not None else Path(name)
             if text is not None:
                 Path(source.encodable(script)).write_text(text, encoding="utf-8", errors="surrogateescape")
-            line, way = _start(folder, [str(script), *extra], size, nodes, restarts, choice, why_cold, output == "quiet")
+            line, way = _start(
+                folder, [str(script), *extra], size, nodes, restarts, choice, why_cold, output == "quiet"
+            )
             ending = follow(line, folder, size, float(timeout), output, stop, restarts)
             if way == "warm" and (why_cold := environment.why_no_fork(folder)):
                 folders.remove(folder)
@@ -285,7 +288,9 @@ def _start(
     if why_cold is None:
         write(warm=True)
         if helper.asleep() and not quiet:
-            print("No launch has used the helper process for some time, and it gave back its memory: it starts again now.")
+            print(
+                "No launch has used the helper process for some time, and it gave back its memory: it starts again now."
+            )
         try:
             return helper.start_warm(request), "warm"
         except helper.Unavailable as error:

@@ -33,7 +33,7 @@ def several(environ: Mapping[str, str]) -> bool:
 
 @contextlib.contextmanager
 def joined() -> Iterator[None]:
-    """Around a rank's work: gloo on the network that leads to the other machines, and an eye on these."""
+    """Around a rank's work: gloo and NCCL on the network that leads to the other machines, and an eye on these."""
     if not several(os.environ):
         yield
         return
@@ -43,6 +43,7 @@ def joined() -> Iterator[None]:
     store = TCPStore(*place, is_master=False, timeout=timedelta(minutes=5))
     if name := interface(store, os.environ):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
     watch = Watch(store, os.environ, limit)
     try:
         yield

@@ -47,7 +47,11 @@ CHANGES = {
     "TZ": ("Asia/Shanghai", lambda r: r["locale, zone"][1], ("CST", "CST")),
     "PYTHONWARNINGS": ("error::BytesWarning", lambda r: any("BytesWarning" in text for text in r["warnings"]), True),
     "PYTHONHASHSEED": ("7", lambda r: r["hash of str"], None),
-    "OMP_NUM_THREADS": ("2", lambda r: (r["torch threads"][0], r["numpy threads"][0]), (2, min(2, len(os.sched_getaffinity(0))))),
+    "OMP_NUM_THREADS": (
+        "2",
+        lambda r: (r["torch threads"][0], r["numpy threads"][0]),
+        (2, min(2, len(os.sched_getaffinity(0)))),
+    ),
 }
 
 

@@ -51,7 +51,12 @@ def kernel(folder, devices, *arguments, **env):
     hidden = ("D2L_DEVICE", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")  # the suite hides devices: not here
     environ = {name: value for name, value in os.environ.items() if name not in hidden} | settings
     done = subprocess.run(
-        [sys.executable, "-c", KERNEL, *arguments], env=environ, capture_output=True, text=True, timeout=200, check=False
+        [sys.executable, "-c", KERNEL, *arguments],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -62,7 +67,9 @@ def test_ranks_on_the_cpu_see_no_device(driver_folder, devices, way):
     found = kernel(driver_folder, devices, "train", D2L_LAUNCH=way)
     assert found["counted"] == devices, "the stand-in was not asked"
     assert (found["usable"], found["way"], found["device"]) == (0, way, "cpu")
-    assert found["choice"].startswith(f"2 ranks on CPU with gloo: torch cannot use cuda:0 of {devices}, Found no NVIDIA")
+    assert found["choice"].startswith(
+        f"2 ranks on CPU with gloo: torch cannot use cuda:0 of {devices}, Found no NVIDIA"
+    )
     assert 24 % found["default"] == 0
     for rank in found["ranks"]:
         assert (rank["bad fork"], rank["available"], rank["count"]) == (False, False, 0)

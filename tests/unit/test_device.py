@@ -124,11 +124,13 @@ def test_the_argument_device_goes_before_D2L_DEVICE(machine, monkeypatch):
     monkeypatch.setenv("D2L_DEVICE", "cpu")
     assert choose(2, device="cuda") == Choice("cuda", "nccl", 2, "device=cuda, 4 devices found")
     for bad in ("gpu", "cuda:0", 3, torch.device("cpu")):
-        with pytest.raises(ValueError, match="device is .*without a number"):
+        with pytest.raises(ValueError, match=r"device is .*without a number"):
             choose(2, device=bad)
 
 
-@pytest.mark.parametrize(("count", "default"), [(1, 4), (2, 2), (3, 3), (4, 4), (5, 4), (7, 6), (8, 8), (10, 8), (16, 12), (72, 24)])
+@pytest.mark.parametrize(
+    ("count", "default"), [(1, 4), (2, 2), (3, 3), (4, 4), (5, 4), (7, 6), (8, 8), (10, 8), (16, 12), (72, 24)]
+)
 def test_the_default_world_size_divides_the_lessons_batch(machine, count, default):
     machine("cuda", count)
     assert default_world_size() == default and 24 % default == 0
