@@ -82,7 +82,7 @@ class Holdings:
         self._last: dict[str, tuple[int, ...]] = {}
         self._launches: list[_Launch] = []
         self._buckets: dict[int, _Bucket] = {}
-        self._device = next((p.device for p in model.parameters() if p.is_cuda), None)
+        self._device = next((p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")), None)
 
     def hang(self, clean_up: contextlib.ExitStack) -> None:
         """Sets what ``marks`` does not: samples before each block's backward and around torch's optimizer steps."""
@@ -124,7 +124,7 @@ class Holdings:
             return
         if self._device is not None:
             # The host runs ahead of the device: only when it waits do the two tell one story.
-            torch.cuda.synchronize(self._device)
+            torch.accelerator.synchronize(self._device)
         now, new = self._look(at in ("start", "optimizer", "end")), {}
         for name in self._blocks:
             if appeared := now["gradients"][name] - self._ranges["gradients"][name]:
@@ -229,11 +229,11 @@ class Holdings:
         marks = [(mark, self._launches[int(mark.name)]) for mark in trace.marks.get("launch", [])]
         buckets = sorted(self._buckets.values(), key=lambda bucket: bucket.filled)
         given = []
-        for event in sorted(events, key=lambda event: event.start):
+        for event in sorted(events, key=lambda event: event.launched):
             of: str | None = None
             blocks: set[str] = set()
             if event.kind == "collective":
-                launch = next((one for mark, one in marks if mark.start <= event.start <= mark.end), None)
+                launch = next((one for mark, one in marks if mark.start <= event.launched <= mark.end), None)
                 of, blocks = self._labelled(trace, event)
                 if not blocks and launch is not None:
                     of, blocks = launch.of, launch.blocks
@@ -244,12 +244,12 @@ class Holdings:
                         buckets.remove(bucket)
                         of, blocks = "gradients", bucket.blocks
             given.append(replace(event, of=of, blocks=tuple(sorted(blocks))) if blocks else event)
-        return given
+        return sorted(given, key=lambda event: event.start)
 
     def _labelled(self, trace: Any, event: Event) -> tuple[str | None, set[str]]:
         """From FSDP2's own record around the launch, such as ``FSDP::all_gather (blocks.0)``."""
         for span in trace.labels:
-            if span.start <= event.start <= span.end:
+            if span.start <= event.launched <= span.end:
                 what, _, where = span.name.partition(" ")
                 kind = {"FSDP::all_gather": "parameters", "FSDP::post_backward_reduce": "gradients"}.get(what)
                 if kind:

@@ -11,7 +11,7 @@ with others, and Python's own counters do not see tensors at all.
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from d2l_utils import profiler
 from d2l_utils.ranges import span, union
 from d2l_utils.units import format_bytes
 
@@ -154,67 +155,72 @@ def _keeps_no_state(optimizer: torch.optim.Optimizer | None) -> bool:
     return isinstance(inner, torch.optim.SGD) and not any(group["momentum"] for group in inner.param_groups)
 
 
+def allocator(device: torch.device) -> Any:
+    """The module with the memory functions of this device's allocator: one for all accelerators, since torch 2.12."""
+    return torch.accelerator if hasattr(torch.accelerator, "memory_allocated") else torch.get_device_module(device)
+
+
 class PeakMemory:
     """The most tensor memory alive at once inside a ``with`` block, in bytes above its start.
 
     On an accelerator: its allocator's own peak, reset at the start, less what was allocated then. On the
-    CPU: the running total of the allocations and frees that torch.profiler records in this block. Memory
-    that was allocated before the block and is freed inside it is not seen on the CPU, so zero the gradients
-    first.
+    CPU: the running total of the allocations and frees that torch.profiler records in this block. It sees this
+    thread and backward, not what other threads allocate. Memory that was allocated before the block and is
+    freed inside it is not seen on the CPU, so zero the gradients first.
 
+    device  : by default this rank's; outside a rank the CPU.
     bytes   : the peak, once the block has ended.
-    counter : the name of the counter that was read.
+    counter : the name of the counter that was read, and what it does not see.
+
+    Raises RuntimeError on the CPU when a profiler is already running in this process or another one starts inside
+    the block, and anywhere for a block inside another.
     """
 
-    def __init__(self, device: torch.device | str | None = None) -> None:
-        if device is None:
-            # an accelerator that this process has not touched is left alone
-            device = "cuda" if torch.cuda.is_initialized() else "cpu"
-        self.device = torch.device(device)
-        self.bytes: int | None = None
-        on_cpu = self.device.type == "cpu"
-        self.counter = (
-            "CPU allocations seen by torch.profiler" if on_cpu else f"torch.{self.device.type}.max_memory_allocated"
-        )
+    _active = False  # an inner block would reset the peak of the outer one
 
-    _active = False  # torch has one profiler a process: an inner one would end the outer one's recording
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        # a device that this process has touched need not be the one that it computes on
+        self.device = profiler.default_device() if device is None else torch.device(device)
+        self.bytes: int | None = None
+        self.counter = "CPU allocations seen by torch.profiler; it does not see other threads"
+        if self.device.type != "cpu":
+            self.counter = f"torch.{self.device.type}.max_memory_allocated"
 
     def __enter__(self) -> PeakMemory:
-        if self.device.type == "cpu":
-            if PeakMemory._active:
-                raise RuntimeError(
-                    "PeakMemory is already measuring: a block inside another cannot be measured on the CPU"
-                )
-            PeakMemory._active = True
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else each profile prints lines on stderr
-            self._profile = torch.profiler.profile(
-                activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-            )
-            self._profile.__enter__()
-        else:
-            module = torch.get_device_module(self.device)
-            module.synchronize(self.device)
-            module.reset_peak_memory_stats(self.device)
-            self._start = module.memory_allocated(self.device)
+        if PeakMemory._active:
+            raise RuntimeError("PeakMemory is already measuring: a block inside another cannot be measured")
+        with contextlib.ExitStack() as inside:
+            if self.device.type == "cpu":
+                self._profile = inside.enter_context(profiler.profiling(self.device, memory=True))
+            else:
+                torch.accelerator.synchronize(self.device)
+                allocator(self.device).reset_peak_memory_stats(self.device)
+                self._start = allocator(self.device).memory_allocated(self.device)
+            self._inside = inside.pop_all()
+        PeakMemory._active = True
         return self
 
     def __exit__(self, *error: object) -> None:
+        PeakMemory._active = False
+        self._inside.close()
         if self.device.type == "cpu":
-            PeakMemory._active = False
-            self._profile.__exit__(None, None, None)
             self.bytes = self._highest(self._profile)
             del self._profile
         else:
-            module = torch.get_device_module(self.device)
-            module.synchronize(self.device)
-            self.bytes = module.max_memory_allocated(self.device) - self._start
+            torch.accelerator.synchronize(self.device)
+            self.bytes = allocator(self.device).max_memory_allocated(self.device) - self._start
 
     @staticmethod
-    def _highest(profile: torch.profiler.profile) -> int:
-        events: list[Any] = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
-        changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    def _highest(profile: Any) -> int:
+        changes = [
+            (e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"
+        ]
+        unseen = profiler.ends_without_beginning(profile)
         total, highest = 0, 0
-        for _, change in sorted(changes, key=lambda pair: pair[0]):
+        for at, change in sorted(changes, key=lambda pair: pair[0]):
+            if unseen[at, change]:
+                unseen[at, change] -= 1
+                continue
             total += change
             highest = max(highest, total)
         return highest
