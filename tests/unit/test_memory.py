@@ -1,5 +1,7 @@
 """Bytes that a rank holds: each live storage once, local and whole told apart, nothing assumed."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -158,6 +160,37 @@ def test_M06_a_peak_counts_what_is_alive_at_once():
         torch.zeros(2**10, dtype=torch.uint8)
     assert peak.bytes == 65 * 2**20
     assert kept.untyped_storage().nbytes() == 64 * 2**20
+
+
+def test_a_peak_does_not_depend_on_what_was_measured_before():
+    with PeakMemory():
+        kept = torch.zeros(2**20, dtype=torch.uint8)
+    with PeakMemory() as peak:
+        del kept
+        torch.zeros(2**10, dtype=torch.uint8)
+    assert peak.bytes == 2**10
+
+
+def test_a_peak_says_that_it_does_not_see_other_threads():  # X23
+    kept = []
+    with PeakMemory("cpu") as peak:
+        thread = threading.Thread(target=lambda: kept.append(torch.zeros(2**20)))
+        thread.start()
+        thread.join()
+    assert peak.bytes in (0, 2**22)
+    if not peak.bytes:
+        assert "it does not see other threads" in str(peak)
+
+
+@pytest.mark.parametrize("rank", [{}, {"D2L_DEVICE_TYPE": "cuda", "LOCAL_RANK": "1"}, {"D2L_DEVICE_TYPE": "cpu"}])
+def test_a_peak_is_that_of_the_ranks_own_device(rank, monkeypatch):  # W8
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)  # as an AdamW step on the CPU may make it
+    for name in ("D2L_DEVICE_TYPE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in rank.items():
+        monkeypatch.setenv(name, value)
+    expected = torch.device("cuda", 1) if rank.get("D2L_DEVICE_TYPE") == "cuda" else torch.device("cpu")
+    assert PeakMemory().device == expected
 
 
 def test_an_error_in_the_block_comes_through_and_the_next_peak_works():

@@ -1,5 +1,6 @@
 """The recorder on steps of one process: blocks, computing, memory, the optimizer, and what it refuses."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from d2l_utils.memory import PeakMemory
 from d2l_utils.record import default_blocks, record
 from d2l_utils.transformer import Transformer, TransformerConfig
 
@@ -108,6 +110,55 @@ def test_an_old_storage_that_lives_on_is_not_released():
     assert view.sum() is not None
 
 
+def test_two_recorded_steps_in_a_row_have_the_same_curve_and_peak():
+    model = nn.Linear(1000, 1, bias=False)
+    optimizer = torch.optim.Adam(model.parameters())
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(1, 1000)).sum().backward()
+        optimizer.step()
+
+    step()
+    with record(model, optimizer, allocations=True) as apart:
+        step()
+    step()  # outside of any recording
+    again, kept = [], []
+    for _ in range(3):
+        with record(model, optimizer, allocations=True) as recording:
+            kept[:] = [torch.zeros(250_000)]  # the last one goes here: an earlier recording saw it come, and this one not
+            step()
+        again.append(recording)
+    for one in again:
+        assert one.peak - 1_000_000 == apart.peak
+        assert [p.bytes - 1_000_000 for p in one.memory][2:] == [p.bytes for p in apart.memory][1:]
+        assert one.memory[-1].bytes == 1_000_000
+
+
+def test_a_gradient_that_an_earlier_recording_saw_come_goes_once():
+    model = nn.Linear(1000, 1, bias=False)
+    for _ in range(2):
+        with record(model, allocations=True) as recording:
+            model.zero_grad()
+            model(torch.ones(1, 1000)).sum().backward()
+    assert min(point.bytes for point in recording.memory) == -4000
+    assert recording.memory[-1].bytes == 0
+
+
+def test_garbage_goes_before_the_step_is_measured():
+    class Ring:
+        def __init__(self):
+            self.own, self.memory = self, torch.zeros(250_000)
+
+    model = nn.Linear(1, 1, bias=False)
+    with record(model, allocations=True):
+        Ring()
+    with record(model, allocations=True) as recording:
+        gc.collect()
+        torch.zeros(10)
+    assert [point.bytes for point in recording.memory] == [0, 40, 0]
+
+
 def test_a_hand_written_optimizer_is_marked_and_gets_its_step_back():
     class Mine:
         def step(self):
@@ -154,6 +205,51 @@ def test_what_record_refuses():
         pass
     with record(model), pytest.raises(RuntimeError, match="already running"), record(model):
         pass
+
+
+def starts_of_profilers():
+    """What starts a profiler in one way or another."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    return {
+        "torch.profiler": lambda: torch.profiler.profile(activities=activities),
+        "in steps": lambda: torch.profiler.profile(activities=activities, schedule=lambda step: ACTIVE),
+        "autograd": lambda: torch.autograd.profiler.profile(use_cpu=True),
+        "legacy": lambda: torch.autograd.profiler_legacy.profile(),
+        "emit_itt": lambda: torch.autograd.profiler.emit_itt(),
+        "all threads": lambda: torch.profiler.profile(
+            activities=activities,
+            experimental_config=torch._C._profiler._ExperimentalConfig(profile_all_threads=True),
+        ),
+    }
+
+
+ACTIVE = torch.profiler.ProfilerAction.RECORD
+
+
+@pytest.mark.parametrize("measure", [PeakMemory, lambda: record(nn.Linear(1, 1))], ids=["peak", "record"])
+@pytest.mark.parametrize("way", list(starts_of_profilers()))
+def test_a_second_profiler_is_refused_inside_and_around(measure, way):  # X23
+    start = starts_of_profilers()[way]
+    with measure(), pytest.raises(RuntimeError, match="a profiler is already running here"), start():
+        pass
+    with start(), pytest.raises(RuntimeError, match="a profiler is already running here"), measure():
+        pass
+    with start():  # it is as it was before
+        torch.ones(1).add_(1)
+    with measure():
+        pass
+
+
+def test_measures_inside_one_another_are_refused():
+    with PeakMemory(), pytest.raises(RuntimeError, match="already"), record(nn.Linear(1, 1)):
+        pass
+    with record(nn.Linear(1, 1)), pytest.raises(RuntimeError, match="already running"), PeakMemory():
+        pass
+    with PeakMemory() as outer:
+        torch.empty(1000, dtype=torch.uint8)
+        with pytest.raises(RuntimeError, match="already measuring"), PeakMemory():
+            pass
+    assert outer.bytes == 1000
 
 
 def test_nothing_is_printed():
