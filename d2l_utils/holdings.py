@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from d2l_utils.events import Event, Holding
-from d2l_utils.ranges import Range, byte_range, covered
+from d2l_utils.ranges import Range, byte_range, covered, in_memory
 
 Further = Callable[[], Iterable[tuple[str, str, Tensor]]]
 
@@ -111,7 +111,9 @@ class Holdings:
         """Samples before and after a collective's launch or a wait, and remembers the launch's tensors."""
         self.sample("launch")
         tensors = list(_tensors(arguments))
-        launch = _Launch([(weakref.ref(s := t.untyped_storage()), s._cdata, t.nbytes) for t in tensors])
+        launch = _Launch(
+            [(weakref.ref(s := t.untyped_storage()), s._cdata, t.numel() * t.element_size()) for t in tensors]
+        )
         self._launches.append(launch)
         with self._marks.mark("launch", str(len(self._launches) - 1)):
             yield
@@ -152,7 +154,7 @@ class Holdings:
         for module, name in self._modules:
             # a strategy may put an ordinary tensor where a parameter was
             for tensor in [*module._parameters.values(), *vars(module).values(), *_flat_parameter(module)]:
-                if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                if isinstance(tensor, Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
                     known = self._seen[name].get(id(tensor))
                     if known is None or known() is not tensor:
                         self._seen[name][id(tensor)] = weakref.ref(tensor)
@@ -283,7 +285,7 @@ def _flat_parameter(module: nn.Module) -> list[Tensor]:
 
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
-        yield getattr(value, "_local_tensor", value)
+        yield from in_memory(value)
     elif isinstance(value, (list, tuple)):
         for member in value:
             yield from _tensors(member)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from d2l_utils import profiler
-from d2l_utils.ranges import span, union
+from d2l_utils.ranges import in_memory, span, union
 from d2l_utils.units import format_bytes
 
 __all__ = ["Held", "PeakMemory", "Sizes", "format_bytes", "held", "peak"]
@@ -43,8 +43,13 @@ class Held(Sizes):
         and aliased tensors count once, a storage that was freed (resized to 0) counts 0, padding counts.
     total  : the same over all three; a storage that two kinds share counts once.
     needed : the part of those storages that the tensors really cover; less than held means padding, or
-        room in the storage that belongs to something else.
+        room in the storage that belongs to something else. A parameter whose end is padding says so in
+        ``unpadded_numel``, its elements before that; its gradient and states of its shape end there too, and
+        where it is padding only, all its states are.
     whole  : the size over all ranks of a sharded tensor (DTensor); for an ordinary tensor its own size.
+
+    A sparse tensor is its indices and values. Tensors on the meta device, and lazy ones before their first forward,
+    hold nothing.
     """
 
     total: int
@@ -75,15 +80,19 @@ def held(
     """The model states that this rank holds now. Counts what exists: looks at no formula, copies nothing.
 
     gradients: further ones, which no parameter of the model holds as its ``grad``. parameters: further ones, where
-    ``model.parameters()`` are not what this rank keeps of them.
+    ``model.parameters()`` are not what this rank keeps of them. Unsharded gradients that FSDP2 keeps for itself while
+    their synchronisation is off are found.
+    Raises TypeError for a tensor whose memory PyTorch does not show (MKL-DNN's).
     """
     further = list(parameters)
     parameters = list(model.parameters())
-    gradients = [*gradients, *(parameter.grad for parameter in parameters if parameter.grad is not None)]
+    own = [(p.grad, _unpadded(p, p.grad)) for p in parameters if p.grad is not None]
+    own += [(gradient, getattr(gradient, "unpadded_numel", None)) for gradient in gradients]
+    own += [(gradient, None) for gradient in _unsharded_gradients(model)]
     states = None if optimizer is None else _states(optimizer)
-    p, g = _Tally([*parameters, *further]), _Tally(gradients)
+    p, g = _Tally((tensor, _unpadded(tensor, tensor)) for tensor in [*parameters, *further]), _Tally(own)
     o = _Tally(states or [])
-    no_gradients, no_states = not gradients, not states and not _keeps_no_state(optimizer)
+    no_gradients, no_states = not own, not states and not _keeps_no_state(optimizer)
 
     def sizes(name: str) -> tuple[int, int | None, int | None]:
         of_p, of_g, of_o = (getattr(tally, name)() for tally in (p, g, o))
@@ -94,28 +103,30 @@ def held(
 
 
 class _Tally:
-    """Distinct storages behind some tensors, and the byte ranges of them that the tensors cover."""
+    """Distinct storages behind some tensors, and the byte ranges of them that the tensors cover.
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
+    tensors: each with the number of its first elements that are no padding, or None where it has none.
+    """
+
+    def __init__(self, tensors: Iterable[tuple[Tensor, int | None]]) -> None:
         self.storages: dict[tuple[torch.device, int], int] = {}
         self._ranges: dict[tuple[torch.device, int], set[tuple[int, int]]] = {}
         self._plain: dict[tuple[torch.device, int], set[tuple[int, int]]] = {}
         self._sharded: dict[tuple[torch.device, int, int], int] = {}
-        for tensor in tensors:
-            local = getattr(tensor, "_local_tensor", tensor)  # a DTensor's own shard
-            if local.is_meta:
-                continue
-            storage = local.untyped_storage()
-            # freed and empty storages all sit at address 0: they are told apart by their object
-            key = (local.device, storage.data_ptr() or -storage._cdata)
-            self.storages[key] = max(storage.nbytes(), self.storages.get(key, 0))
-            first = int(local.storage_offset()) * local.element_size()
-            covered = (first, first + span(local) * local.element_size())
-            self._ranges.setdefault(key, set()).add(covered)
-            if local is tensor:
-                self._plain.setdefault(key, set()).add(covered)
-            else:
-                self._sharded[*key, first] = int(tensor.numel()) * tensor.element_size()
+        for tensor, unpadded in tensors:
+            for part in in_memory(tensor):
+                storage = part.untyped_storage()
+                # freed and empty storages all sit at address 0: they are told apart by their object
+                key = (part.device, storage.data_ptr() or -storage._cdata)
+                self.storages[key] = max(storage.nbytes(), self.storages.get(key, 0))
+                first = int(part.storage_offset()) * part.element_size()
+                covered = (first, first + span(part) * part.element_size())
+                needed = covered if unpadded is None else (first, first + unpadded * part.element_size())
+                self._ranges.setdefault(key, set()).add(needed)
+                if hasattr(tensor, "_local_tensor"):
+                    self._sharded[*key, first] = int(tensor.numel()) * tensor.element_size()
+                else:
+                    self._plain.setdefault(key, set()).add(covered)
 
     def held(self) -> int:
         return sum(self.storages.values())
@@ -127,9 +138,32 @@ class _Tally:
         return sum(map(union, self._plain.values())) + sum(self._sharded.values())
 
 
-def _states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Tensors in the optimizer's state, and in that of an optimizer that it wraps as ``optim``."""
-    found = list(_tensors(list(optimizer.state.values())))
+def _unpadded(parameter: Tensor, tensor: Tensor) -> int | None:
+    """Elements of a tensor of this parameter before the padding, None where there is none."""
+    local = getattr(parameter, "_local_tensor", parameter)
+    needed = 0 if local is not parameter and not local.numel() else getattr(parameter, "unpadded_numel", None)
+    if needed is None and getattr(parameter, "_shard_numel_padded", 0):  # FSDP1's, which counts the padding itself
+        shard = parameter._local_shard.numel()
+        needed = shard - parameter._shard_numel_padded if parameter.numel() == shard else None  # else it is unsharded
+    return needed if needed == 0 or (needed is not None and tensor.shape == parameter.shape) else None
+
+
+def _unsharded_gradients(model: nn.Module) -> Iterator[Tensor]:
+    """What FSDP2 holds of gradients that it has not reduced: its parameters are shards, and show none of it."""
+    for module in model.modules():
+        state = getattr(module, "_get_fsdp_state", lambda: None)()
+        # one group a module before torch 2.12
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for parameter in (parameter for group in groups if group is not None for parameter in group.fsdp_params):
+            gradient = getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
+            accumulated = getattr(parameter, "unsharded_accumulated_grad", None)
+            yield from (one for one in (gradient, accumulated) if one is not None)
+
+
+def _states(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, int | None]]:
+    """Tensors in the optimizer's state, and in that of an optimizer that it wraps as ``optim``, as ``_Tally`` takes
+    them."""
+    found = [(t, _unpadded(parameter, t)) for parameter, state in optimizer.state.items() for t in _tensors(state)]
     inner = getattr(optimizer, "optim", None)
     return found + (_states(inner) if isinstance(inner, torch.optim.Optimizer) else [])
 

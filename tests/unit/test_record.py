@@ -126,7 +126,9 @@ def test_two_recorded_steps_in_a_row_have_the_same_curve_and_peak():
     again, kept = [], []
     for _ in range(3):
         with record(model, optimizer, allocations=True) as recording:
-            kept[:] = [torch.zeros(250_000)]  # the last one goes here: an earlier recording saw it come, and this one not
+            kept[:] = [
+                torch.zeros(250_000)
+            ]  # the last one goes here: an earlier recording saw it come, and this one not
             step()
         again.append(recording)
     for one in again:
