@@ -132,7 +132,10 @@ def _check_values(name: str, tensor: Tensor) -> None:
 def _tried[T](function: Callable[[Tensor], T], name: str, tensor: Tensor) -> T:
     """``function`` of a tensor; a ValueError in plain words where the tensor is of a kind that cannot be compared."""
     _check_values(name, tensor)
-    whole = tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()
+    whole: Any = tensor.detach()
+    whole = (
+        whole.full_tensor() if hasattr(whole, "full_tensor") else whole
+    )  # moves data: its errors are others' than ours
     try:
         return function(whole)
     except (RuntimeError, NotImplementedError, TypeError) as error:

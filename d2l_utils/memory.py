@@ -138,10 +138,12 @@ class _Tally:
         return sum(map(union, self._plain.values())) + sum(self._sharded.values())
 
 
-def _unpadded(parameter: Tensor, tensor: Tensor) -> int | None:
+def _unpadded(parameter: Any, tensor: Tensor) -> int | None:
     """Elements of a tensor of this parameter before the padding, None where there is none."""
     local = getattr(parameter, "_local_tensor", parameter)
-    needed = 0 if local is not parameter and not local.numel() else getattr(parameter, "unpadded_numel", None)
+    needed: int | None = (
+        0 if local is not parameter and not local.numel() else getattr(parameter, "unpadded_numel", None)
+    )
     if needed is None and getattr(parameter, "_shard_numel_padded", 0):  # FSDP1's, which counts the padding itself
         shard = parameter._local_shard.numel()
         needed = shard - parameter._shard_numel_padded if parameter.numel() == shard else None  # else it is unsharded

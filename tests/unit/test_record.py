@@ -4,14 +4,17 @@ import gc
 import os
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from d2l_utils.memory import PeakMemory
+from d2l_utils import memory, profiler
+from d2l_utils.memory import PeakMemory, held
 from d2l_utils.record import default_blocks, record
+from d2l_utils.saved import SavedBytes
 from d2l_utils.transformer import Transformer, TransformerConfig
 
 # Blocks
@@ -187,6 +190,104 @@ def test_an_optimizer_inside_another_counts_once():
     with record(model, optimizer) as recording:
         optimizer.step()
     assert names(recording, "optimizer") == ["Outer"]
+
+
+@pytest.mark.filterwarnings("ignore:Lazy")
+def test_models_of_every_kind_can_be_recorded():
+    sparse = nn.Embedding(10, 4, sparse=True)
+    complex_ = nn.Linear(3, 5, dtype=torch.complex64)
+    lazy = nn.LazyLinear(5)
+    for model, x in ((sparse, torch.tensor([3, 7])), (complex_, torch.ones(1, 3) + 0j), (lazy, torch.ones(1, 3))):
+        for _ in range(2):
+            with record(model, allocations=True, holdings=True) as recording, SavedBytes(model) as saved:
+                model(x).abs().sum().backward()
+        assert names(recording, "forward") == ["model"]
+        assert saved.bytes is not None
+        last = [holding for holding in recording.holdings if holding.block == "model"][-1]
+        assert last.parameters == held(model).parameters
+        assert last.gradients == held(model).needed.gradients > 0
+
+
+# A rank on a device, which this machine need not have
+
+
+class Device:
+    """What a device's profiler and allocator are asked for in its place."""
+
+    def __init__(self, monkeypatch):
+        self.profiled, self.allocated, self.peak = [], lambda: 0, 0
+        monkeypatch.setenv("D2L_DEVICE_TYPE", "cuda")
+        monkeypatch.setenv("LOCAL_RANK", "0")
+        profile = profiler._profile
+
+        def on_the_cpu(device, shapes, memory):
+            self.profiled.append(device)
+            return profile(torch.device("cpu"), shapes, memory)
+
+        monkeypatch.setattr(profiler, "_profile", on_the_cpu)
+        monkeypatch.setattr(profiler, "_warm", {"cuda"})
+        monkeypatch.setattr(torch.accelerator, "synchronize", lambda device=None: None)
+        monkeypatch.setattr(memory, "allocator", lambda device: self)
+
+    def reset_peak_memory_stats(self, device):
+        self.peak = 0
+
+    def memory_allocated(self, device):
+        return self.allocated()
+
+    def max_memory_allocated(self, device):
+        return self.allocated() + 500
+
+
+@pytest.fixture
+def device(monkeypatch):
+    return Device(monkeypatch)
+
+
+def test_a_rank_on_a_device_always_records_the_device(device):  # W10
+    cuda = torch.device("cuda", 0)
+    with record(nn.Identity()) as nothing:
+        pass
+    assert (device.profiled, nothing.peak) == ([cuda], 500)
+    model = nn.Linear(8, 8)
+    with record(model, allocations=True) as on_cpu:
+        model(torch.ones(1, 8)).sum().backward()
+    assert device.profiled == [cuda] * 2
+    assert names(on_cpu, "forward") == ["model"]
+    assert on_cpu.peak == max(point.bytes for point in on_cpu.memory) > 0
+
+
+def test_garbage_on_a_device_goes_before_the_allocator_is_read(device):
+    class Ring:
+        def __init__(self):
+            self.own = self
+
+    garbage = weakref.ref(Ring())
+    device.allocated = lambda: 100 if garbage() is not None else 0
+    with record(nn.Identity()) as recording:
+        gc.collect()
+    assert recording.peak == 500
+
+
+def test_the_peak_of_a_device_is_its_allocators(device):
+    with PeakMemory() as peak:
+        pass
+    assert (peak.bytes, peak.device.type, peak.counter) == (500, "cuda", "torch.cuda.max_memory_allocated")
+    assert device.profiled == []
+    with PeakMemory(), pytest.raises(RuntimeError, match="already measuring"), PeakMemory():
+        pass
+
+
+def test_a_devices_profiler_is_warmed_up_once_a_process(device, monkeypatch):
+    monkeypatch.setattr(profiler, "_warm", set())
+    meta = torch.device("meta")  # a device that needs no driver
+    for _ in range(2):
+        with profiler.profiling(meta):
+            pass
+    assert device.profiled == [meta] * 3
+    with profiler.profiling(torch.device("cpu")):
+        pass
+    assert len(device.profiled) == 4
 
 
 def test_steps_not_chosen_are_not_recorded():
