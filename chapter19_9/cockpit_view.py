@@ -49,9 +49,12 @@ def _sent(flown: Flown, before: Flown | None, runs: Runs, short: Runs) -> Figure
         "logical": {word: one.sent / 1e6 for word, one in short.items()},
         "formula": {word: one.sent_formula / 1e6 for word, one in short.items()},
     }
+    title = "Sent by each rank in a step"
     if all(one.wire is not None for one in short.values()):
         sent["on the wire"] = {word: (one.wire or 0.0) / 1e6 for word, one in short.items()}
-    return plots.panels({"MB": sent}, title="Sent by each rank in a step")
+    else:
+        title += "; on the wire: not carried by sockets"
+    return plots.panels({"MB": sent}, title=title)
 
 
 def _time(flown: Flown, before: Flown | None, runs: Runs, short: Runs) -> Figure:

@@ -76,7 +76,10 @@ def figure(rows: Sequence[Row], peaks: Mapping[str, Moment] | None = None, *, ti
     note = (
         "kB (1e3 bytes) per rank; O is the same at all three moments. AR all-reduce, RS reduce-scatter, AG all-gather, "
     )
-    return grid(cells, columns, groups=groups, title=title, note=note + "B broadcast")
+    note += "B broadcast"
+    if any(row.wire is None for row in rows):
+        note += ". - on the wire: not carried by sockets, or nothing counts them here"
+    return grid(cells, columns, groups=groups, title=title, note=note)
 
 
 def _pair(states: States | None, formula: States | None, name: str) -> tuple[float | None, float | None]:

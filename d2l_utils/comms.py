@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -62,9 +63,18 @@ class Payload(NamedTuple):
     group_size: int | None
 
 
+_P2P = ("send", "recv")
+_SKEW = 20e-6  # seconds by which a device's clock may seem to run ahead of the host's
+
+
 def is_backend(name: str) -> bool:
-    """Whether a record is the work of a communication backend."""
-    return name.startswith(("gloo:", "nccl:", "ncclDevKernel", "ncclKernel"))
+    """Whether a host's record is the work of a communication backend."""
+    return name.startswith("gloo:")
+
+
+def is_device_backend(name: str) -> bool:
+    """Whether a device's record is the work of a communication backend."""
+    return re.match(r"nccl(Sym\w*)?(Dev)?Kernel", name) is not None
 
 
 def match(
@@ -74,21 +84,24 @@ def match(
     default_group: tuple[int, int] | None,
     rank: int,
     done_by: Sequence[float] = (),
+    kernels: Sequence[Any] = (),
 ) -> list[Event]:
     """One event a launch, with the end that its backend operation had.
 
-    launches, backends: pairs of a span (name, start, end, thread) and the profiler's record. Nothing in a
+    launches, backends: pairs of a span (name, start, end, thread) and the profiler's record. On the CPU nothing in a
         trace names the pair, but a process group takes its work up in the order of the launches: each launch
         takes the first operation left that started after it, can carry it out and has its size.
+    kernels: the backend's work on a device (``trace.Kernel``), which has links to the launches.
     groups: spans called "rank/size" around launches from Python; other launches are of ``default_group``.
     done_by: moments at which all earlier launches from C++ were known to be done. gloo's thread tells the waiting
         thread before the profiler, and on a busy machine may be held up between the two.
     """
     left = sorted(backends, key=lambda pair: pair[0].start)
+    launches = sorted(launches, key=lambda pair: pair[0].start)
+    carried = _carried([span for span, _ in launches], kernels)
     events = []
-    for span, record in sorted(launches, key=lambda pair: pair[0].start):
-        operator = span.name.removeprefix("c10d::").strip("_")
-        name = _NAMES.get(operator, operator)
+    for number, (span, record) in enumerate(launches):
+        operator, name = span.name.removeprefix("c10d::").strip("_"), _name(span)
         payload = _payload(name, record)
         group = _group(span, groups)
         known = min((moment for moment in done_by if moment >= span.start), default=math.inf)
@@ -96,31 +109,33 @@ def match(
         elements = payload.elements
         # The list form of reduce-scatter shows only its output, and gloo runs it as one all-reduce a rank.
         parts = group_size or 1 if operator == "reduce_scatter" else 1
-        mine = _take(left, name, span.start, elements, parts)
+        on_device = carried[number]
+        mine = [] if on_device else _take(left, name, span.start, elements, parts)
         if elements is not None and operator in ("allgather", "reduce_scatter", "gather", "scatter"):
             elements = elements * group_size if group_size is not None else None
         item = payload.item or _item_bytes(mine)
         size = elements * item if elements is not None and item is not None else None
         if name == "barrier":
             size = 0
-        first = mine[0][0] if mine else None
-        operation = _operation(first.name) if first else None
-        on_gloo = first is not None and first.name.startswith("gloo:")
+        ran = sorted(on_device, key=lambda kernel: kernel.start) or [part for part, _ in mine]
+        operation = operation_of(ran[0].name) if ran else None
+        gloo_end = known if group is None else math.inf
         events.append(
             Event(
                 kind="collective",
                 name=name,
                 rank=rank,
-                start=span.start if first is None or on_gloo else first.start,
-                end=min(max(part.end for part, _ in mine), known if group is None else math.inf) if mine else None,
+                start=ran[0].start if on_device else span.start,
+                end=min(max(part.end for part in ran), math.inf if on_device else gloo_end) if ran else None,
                 bytes=size,
                 sent_bytes=sent_on_ring(name, size, group_size),
-                backend=f"{'gloo' if on_gloo else 'nccl'}:{operation}" if operation else None,
+                backend=f"{'nccl' if on_device else 'gloo'}:{operation}" if operation else None,
                 backend_bytes=sent_by_gloo(operation, size, group_size, group_rank, _root(name, record))
-                if operation and on_gloo
+                if operation and not on_device
                 else None,
-                backend_start=first.start if first else None,
+                backend_start=ran[0].start if ran else None,
                 group_size=group_size,
+                launch_time=span.start if on_device else None,
             )
         )
     return events
@@ -135,14 +150,70 @@ def _group(span: Any, groups: Sequence[Any]) -> tuple[int, int] | None:
     return None
 
 
+def _carried(launches: Sequence[Any], kernels: Sequence[Any]) -> dict[int, list[Any]]:
+    """The backend's kernels of each launch, by the launch's number in order of start.
+
+    A kernel belongs to the launch inside which it was launched, as the operator behind it says, or else the runtime
+    call. Sends and receives of a batch share one kernel, which is launched when the batch is closed: it carries all of
+    them that still have none. A kernel that nothing links takes the first launch left that it can carry out.
+    """
+    carried: dict[int, list[Any]] = defaultdict(list)
+    names = [_name(span) for span in launches]
+    unlinked = []
+    for kernel in sorted(kernels, key=lambda kernel: (_launched(kernel), kernel.start)):
+        operation = operation_of(kernel.name)
+        around = _around(launches, kernel)
+        if operation == "send_recv" and (around is None or names[around] in _P2P):
+            before = _launched(kernel)
+            batch = [i for i, span in enumerate(launches) if names[i] in _P2P and span.start <= before]
+            numbers = {i for i in batch if not carried[i]} | ({around} if around is not None else set())
+        else:
+            numbers = {around} if around is not None else set()
+        for number in numbers:
+            carried[number].append(kernel)
+        if not numbers:
+            unlinked.append(kernel)
+    for kernel in sorted(unlinked, key=lambda kernel: kernel.start):
+        operation = operation_of(kernel.name)
+        fits = [i for i, name in enumerate(names) if operation in _carriers(name) and not carried[i]]
+        if fits and launches[fits[0]].start <= kernel.start + _SKEW:
+            carried[fits[0]].append(kernel)
+    return carried
+
+
+def _launched(kernel: Any) -> float:
+    return float(kernel.start + _SKEW if kernel.launched is None else kernel.launched)
+
+
+def _around(launches: Sequence[Any], kernel: Any) -> int | None:
+    """The number of the innermost launch inside which the host launched this kernel."""
+    if kernel.operator is not None:
+        at, thread = kernel.operator
+    elif kernel.launched is not None:
+        at, thread = kernel.launched, None
+    else:
+        return None
+    inside = [i for i, span in enumerate(launches) if span.start <= at <= span.end and thread in (None, span.thread)]
+    return inside[-1] if inside else None
+
+
+def _name(span: Any) -> str:
+    operator = span.name.removeprefix("c10d::").strip("_")
+    return _NAMES.get(operator, operator)
+
+
+def _carriers(name: str) -> tuple[str, ...]:
+    """The backend operations that may carry out a collective."""
+    return (*_CARRIERS.get(name, (name,)), *(("send_recv",) if name in _P2P else ()))
+
+
 def _take(left: list[tuple[Any, Any]], name: str, after: float, elements: int | None, parts: int) -> list:
-    """Removes and returns the operations that carry out a launch: the first that fit, ``parts`` of them."""
-    carriers = (*_CARRIERS.get(name, (name,)), *(("send_recv",) if name in ("send", "recv") else ()))
+    """Removes and returns gloo's operations that carry out a launch: the first that fit, ``parts`` of them."""
     taken: list[tuple[Any, Any]] = []
     for pair in left:
-        if pair[0].start < after or _operation(pair[0].name) not in carriers:
+        if pair[0].start < after or operation_of(pair[0].name) not in _carriers(name):
             continue
-        shapes = [] if pair[0].name.startswith("nccl") else _shapes(pair[1])
+        shapes = _shapes(pair[1])
         # An all-gather's operation shows the input; the launch may show input or output.
         sizes = {sum(map(math.prod, shapes)), *(math.prod(shape) for shape in shapes)} if shapes else set()
         if sizes and elements is not None and name != "all_gather" and elements not in sizes:
@@ -155,11 +226,11 @@ def _take(left: list[tuple[Any, Any]], name: str, after: float, elements: int | 
     return taken
 
 
-def _operation(name: str) -> str:
+def operation_of(name: str) -> str:
     """The operation in the words of torch.distributed, from gloo:all_reduce or ncclDevKernel_AllReduce_..."""
-    if ":" in name and not name.startswith("ncclDev"):
+    if name.startswith("gloo:"):
         return name.partition(":")[2].strip("_")
-    found = re.match(r"nccl(?:Dev)?Kernel_([A-Za-z]+)", name)
+    found = re.match(r"nccl(?:Sym\w*)?(?:Dev)?Kernel_([A-Za-z]+)", name)
     return _NCCL.get(found.group(1), found.group(1)) if found else name
 
 
@@ -199,8 +270,8 @@ def _shapes(record: Any) -> list[Sequence[int]]:
 
 
 def _item_bytes(pairs: list[tuple[Any, Any]]) -> int | None:
-    for span, record in pairs:
-        for kind in record.dtypes() if span.name.startswith("gloo:") else []:
+    for _, record in pairs:
+        for kind in record.dtypes():
             return _size_of(kind)
     return None
 

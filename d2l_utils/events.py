@@ -27,8 +27,8 @@ class Event:
         collective was done.
     start, end: seconds from the start of the step. A collective starts when it is launched and ends when the
         backend is done with it (``send`` and ``recv``: when the caller saw that it was done); ``end`` is None
-        for one that had not ended when the step did. On CUDA both are the device's: the time of its kernels,
-        not of the launches that the host runs ahead with.
+        for one that had not ended when the step did. On an accelerator both are the device's: the time of its
+        kernels, not of the launches that the host runs ahead with.
     bytes: the payload of a collective, that is the size of its whole tensor: what is reduced (``all_reduce``,
         ``reduce``), the gathered output (``all_gather``, ``gather``), the input before it is scattered
         (``reduce_scatter``, ``scatter``, ``all_to_all``), the tensor itself (``broadcast``, ``send``,
@@ -41,6 +41,7 @@ class Event:
     group_size: the number of ranks that took part.
     of, blocks: "parameters" or "gradients", and the names of the blocks that they belong to. Only of collectives,
         and only where holdings were recorded and it could be told.
+    launch_time: when the host launched it, where ``start`` is a device's; None on the CPU, where both are one.
 
     None means that it was not measured or cannot be told, never zero.
     """
@@ -58,6 +59,12 @@ class Event:
     group_size: int | None = None
     of: str | None = None
     blocks: tuple[str, ...] | None = None
+    launch_time: float | None = None
+
+    @property
+    def launched(self) -> float:
+        """When the host launched it: what to compare with the times of memory and of holdings, which are the host's."""
+        return self.start if self.launch_time is None else self.launch_time
 
     @property
     def seconds(self) -> float | None:
@@ -67,7 +74,11 @@ class Event:
 
 @dataclass(frozen=True)
 class MemoryPoint:
-    """Tensor memory at a moment: ``bytes`` above what was held when the step started (below: negative)."""
+    """Tensor memory at a moment: ``bytes`` above what was held when the step started (below: negative).
+
+    ``time`` is when the host allocated or released, on a device too: compare it with ``Event.launched`` and with the
+    times of holdings. An event's ``start`` and ``end`` on a device come later.
+    """
 
     time: float
     bytes: int
@@ -101,11 +112,12 @@ class Recording:
     began: when the step started, nanoseconds since 1970 by the host's clock.
     events: in the order of their starts.
     memory: the memory curve, empty unless allocations were asked for.
-    peak: highest memory of the step in bytes above its start, or None where it was not measured.
+    peak: highest memory of the step in bytes above its start, or None where it was not measured. On an accelerator it is
+        the allocator's own peak; it counts whole allocations, and so may be above the curve's.
     holdings: what the rank held of each block and when, empty unless asked for. In order of time.
-    wire_bytes: bytes that this process really sent over its TCP connections during the step (Linux; None
-        elsewhere). It includes headers and the store's small traffic. Shared memory and NVLink do not pass
-        through here.
+    wire_bytes: bytes that this process really sent over its TCP connections during the step. It includes headers and
+        the store's small traffic. None where nothing counts them (only Linux does), and where a collective of the
+        step did not run on gloo: shared memory and NVLink pass no socket.
     """
 
     rank: int = 0
@@ -158,6 +170,7 @@ def on_one_clock(recordings: Iterable[Recording]) -> dict[int, list[Event]]:
                 start=event.start + shift[rank],
                 end=None if event.end is None else event.end + shift[rank],
                 backend_start=None if event.backend_start is None else event.backend_start + shift[rank],
+                launch_time=None if event.launch_time is None else event.launch_time + shift[rank],
             )
             for event in events
         ]

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from d2l_utils.events import Event, Holding
-from d2l_utils.ranges import Range, byte_range, covered
+from d2l_utils.ranges import Range, byte_range, covered, in_memory
 
 Further = Callable[[], Iterable[tuple[str, str, Tensor]]]
 
@@ -82,7 +82,7 @@ class Holdings:
         self._last: dict[str, tuple[int, ...]] = {}
         self._launches: list[_Launch] = []
         self._buckets: dict[int, _Bucket] = {}
-        self._device = next((p.device for p in model.parameters() if p.is_cuda), None)
+        self._device = next((p.device for p in model.parameters() if p.device.type not in ("cpu", "meta")), None)
 
     def hang(self, clean_up: contextlib.ExitStack) -> None:
         """Sets what ``marks`` does not: samples before each block's backward and around torch's optimizer steps."""
@@ -111,7 +111,9 @@ class Holdings:
         """Samples before and after a collective's launch or a wait, and remembers the launch's tensors."""
         self.sample("launch")
         tensors = list(_tensors(arguments))
-        launch = _Launch([(weakref.ref(s := t.untyped_storage()), s._cdata, t.nbytes) for t in tensors])
+        launch = _Launch(
+            [(weakref.ref(s := t.untyped_storage()), s._cdata, t.numel() * t.element_size()) for t in tensors]
+        )
         self._launches.append(launch)
         with self._marks.mark("launch", str(len(self._launches) - 1)):
             yield
@@ -124,7 +126,7 @@ class Holdings:
             return
         if self._device is not None:
             # The host runs ahead of the device: only when it waits do the two tell one story.
-            torch.cuda.synchronize(self._device)
+            torch.accelerator.synchronize(self._device)
         now, new = self._look(at in ("start", "optimizer", "end")), {}
         for name in self._blocks:
             if appeared := now["gradients"][name] - self._ranges["gradients"][name]:
@@ -152,7 +154,7 @@ class Holdings:
         for module, name in self._modules:
             # a strategy may put an ordinary tensor where a parameter was
             for tensor in [*module._parameters.values(), *vars(module).values(), *_flat_parameter(module)]:
-                if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                if isinstance(tensor, Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
                     known = self._seen[name].get(id(tensor))
                     if known is None or known() is not tensor:
                         self._seen[name][id(tensor)] = weakref.ref(tensor)
@@ -229,11 +231,11 @@ class Holdings:
         marks = [(mark, self._launches[int(mark.name)]) for mark in trace.marks.get("launch", [])]
         buckets = sorted(self._buckets.values(), key=lambda bucket: bucket.filled)
         given = []
-        for event in sorted(events, key=lambda event: event.start):
+        for event in sorted(events, key=lambda event: event.launched):
             of: str | None = None
             blocks: set[str] = set()
             if event.kind == "collective":
-                launch = next((one for mark, one in marks if mark.start <= event.start <= mark.end), None)
+                launch = next((one for mark, one in marks if mark.start <= event.launched <= mark.end), None)
                 of, blocks = self._labelled(trace, event)
                 if not blocks and launch is not None:
                     of, blocks = launch.of, launch.blocks
@@ -244,12 +246,12 @@ class Holdings:
                         buckets.remove(bucket)
                         of, blocks = "gradients", bucket.blocks
             given.append(replace(event, of=of, blocks=tuple(sorted(blocks))) if blocks else event)
-        return given
+        return sorted(given, key=lambda event: event.start)
 
     def _labelled(self, trace: Any, event: Event) -> tuple[str | None, set[str]]:
         """From FSDP2's own record around the launch, such as ``FSDP::all_gather (blocks.0)``."""
         for span in trace.labels:
-            if span.start <= event.start <= span.end:
+            if span.start <= event.launched <= span.end:
                 what, _, where = span.name.partition(" ")
                 kind = {"FSDP::all_gather": "parameters", "FSDP::post_backward_reduce": "gradients"}.get(what)
                 if kind:
@@ -283,7 +285,7 @@ def _flat_parameter(module: nn.Module) -> list[Tensor]:
 
 def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
-        yield getattr(value, "_local_tensor", value)
+        yield from in_memory(value)
     elif isinstance(value, (list, tuple)):
         for member in value:
             yield from _tensors(member)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from d2l_utils.ranges import in_memory
 from d2l_utils.throttle import LateWork
 from d2l_utils.trace import MARK
 
@@ -154,8 +155,8 @@ def _storages(model: nn.Module, optimizer: Any) -> Iterator[torch.UntypedStorage
     states = optimizer.state if isinstance(optimizer, torch.optim.Optimizer) else {}
     tensors = [*parameters, *(p.grad for p in parameters if p.grad is not None), *model.buffers(), *_tensors(states)]
     seen = set()
-    for tensor in tensors:
-        storage = getattr(tensor, "_local_tensor", tensor).untyped_storage()
+    for part in (part for tensor in tensors for part in in_memory(tensor)):
+        storage = part.untyped_storage()
         if storage.device.type == "cpu" and storage.nbytes() and storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())
             yield storage

@@ -11,7 +11,7 @@ with others, and Python's own counters do not see tensors at all.
 
 from __future__ import annotations
 
-import os
+import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from d2l_utils.ranges import span, union
+from d2l_utils import profiler
+from d2l_utils.ranges import in_memory, span, union
 from d2l_utils.units import format_bytes
 
 __all__ = ["Held", "PeakMemory", "Sizes", "format_bytes", "held", "peak"]
@@ -42,8 +43,13 @@ class Held(Sizes):
         and aliased tensors count once, a storage that was freed (resized to 0) counts 0, padding counts.
     total  : the same over all three; a storage that two kinds share counts once.
     needed : the part of those storages that the tensors really cover; less than held means padding, or
-        room in the storage that belongs to something else.
+        room in the storage that belongs to something else. A parameter whose end is padding says so in
+        ``unpadded_numel``, its elements before that; its gradient and states of its shape end there too, and
+        where it is padding only, all its states are.
     whole  : the size over all ranks of a sharded tensor (DTensor); for an ordinary tensor its own size.
+
+    A sparse tensor is its indices and values. Tensors on the meta device, and lazy ones before their first forward,
+    hold nothing.
     """
 
     total: int
@@ -74,15 +80,19 @@ def held(
     """The model states that this rank holds now. Counts what exists: looks at no formula, copies nothing.
 
     gradients: further ones, which no parameter of the model holds as its ``grad``. parameters: further ones, where
-    ``model.parameters()`` are not what this rank keeps of them.
+    ``model.parameters()`` are not what this rank keeps of them. Unsharded gradients that FSDP2 keeps for itself while
+    their synchronisation is off are found.
+    Raises TypeError for a tensor whose memory PyTorch does not show (MKL-DNN's).
     """
     further = list(parameters)
     parameters = list(model.parameters())
-    gradients = [*gradients, *(parameter.grad for parameter in parameters if parameter.grad is not None)]
+    own = [(p.grad, _unpadded(p, p.grad)) for p in parameters if p.grad is not None]
+    own += [(gradient, getattr(gradient, "unpadded_numel", None)) for gradient in gradients]
+    own += [(gradient, None) for gradient in _unsharded_gradients(model)]
     states = None if optimizer is None else _states(optimizer)
-    p, g = _Tally([*parameters, *further]), _Tally(gradients)
+    p, g = _Tally((tensor, _unpadded(tensor, tensor)) for tensor in [*parameters, *further]), _Tally(own)
     o = _Tally(states or [])
-    no_gradients, no_states = not gradients, not states and not _keeps_no_state(optimizer)
+    no_gradients, no_states = not own, not states and not _keeps_no_state(optimizer)
 
     def sizes(name: str) -> tuple[int, int | None, int | None]:
         of_p, of_g, of_o = (getattr(tally, name)() for tally in (p, g, o))
@@ -93,28 +103,30 @@ def held(
 
 
 class _Tally:
-    """Distinct storages behind some tensors, and the byte ranges of them that the tensors cover."""
+    """Distinct storages behind some tensors, and the byte ranges of them that the tensors cover.
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
+    tensors: each with the number of its first elements that are no padding, or None where it has none.
+    """
+
+    def __init__(self, tensors: Iterable[tuple[Tensor, int | None]]) -> None:
         self.storages: dict[tuple[torch.device, int], int] = {}
         self._ranges: dict[tuple[torch.device, int], set[tuple[int, int]]] = {}
         self._plain: dict[tuple[torch.device, int], set[tuple[int, int]]] = {}
         self._sharded: dict[tuple[torch.device, int, int], int] = {}
-        for tensor in tensors:
-            local = getattr(tensor, "_local_tensor", tensor)  # a DTensor's own shard
-            if local.is_meta:
-                continue
-            storage = local.untyped_storage()
-            # freed and empty storages all sit at address 0: they are told apart by their object
-            key = (local.device, storage.data_ptr() or -storage._cdata)
-            self.storages[key] = max(storage.nbytes(), self.storages.get(key, 0))
-            first = int(local.storage_offset()) * local.element_size()
-            covered = (first, first + span(local) * local.element_size())
-            self._ranges.setdefault(key, set()).add(covered)
-            if local is tensor:
-                self._plain.setdefault(key, set()).add(covered)
-            else:
-                self._sharded[*key, first] = int(tensor.numel()) * tensor.element_size()
+        for tensor, unpadded in tensors:
+            for part in in_memory(tensor):
+                storage = part.untyped_storage()
+                # freed and empty storages all sit at address 0: they are told apart by their object
+                key = (part.device, storage.data_ptr() or -storage._cdata)
+                self.storages[key] = max(storage.nbytes(), self.storages.get(key, 0))
+                first = int(part.storage_offset()) * part.element_size()
+                covered = (first, first + span(part) * part.element_size())
+                needed = covered if unpadded is None else (first, first + unpadded * part.element_size())
+                self._ranges.setdefault(key, set()).add(needed)
+                if hasattr(tensor, "_local_tensor"):
+                    self._sharded[*key, first] = int(tensor.numel()) * tensor.element_size()
+                else:
+                    self._plain.setdefault(key, set()).add(covered)
 
     def held(self) -> int:
         return sum(self.storages.values())
@@ -126,9 +138,34 @@ class _Tally:
         return sum(map(union, self._plain.values())) + sum(self._sharded.values())
 
 
-def _states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Tensors in the optimizer's state, and in that of an optimizer that it wraps as ``optim``."""
-    found = list(_tensors(list(optimizer.state.values())))
+def _unpadded(parameter: Any, tensor: Tensor) -> int | None:
+    """Elements of a tensor of this parameter before the padding, None where there is none."""
+    local = getattr(parameter, "_local_tensor", parameter)
+    needed: int | None = (
+        0 if local is not parameter and not local.numel() else getattr(parameter, "unpadded_numel", None)
+    )
+    if needed is None and getattr(parameter, "_shard_numel_padded", 0):  # FSDP1's, which counts the padding itself
+        shard = parameter._local_shard.numel()
+        needed = shard - parameter._shard_numel_padded if parameter.numel() == shard else None  # else it is unsharded
+    return needed if needed == 0 or (needed is not None and tensor.shape == parameter.shape) else None
+
+
+def _unsharded_gradients(model: nn.Module) -> Iterator[Tensor]:
+    """What FSDP2 holds of gradients that it has not reduced: its parameters are shards, and show none of it."""
+    for module in model.modules():
+        state = getattr(module, "_get_fsdp_state", lambda: None)()
+        # one group a module before torch 2.12
+        groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+        for parameter in (parameter for group in groups if group is not None for parameter in group.fsdp_params):
+            gradient = getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
+            accumulated = getattr(parameter, "unsharded_accumulated_grad", None)
+            yield from (one for one in (gradient, accumulated) if one is not None)
+
+
+def _states(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, int | None]]:
+    """Tensors in the optimizer's state, and in that of an optimizer that it wraps as ``optim``, as ``_Tally`` takes
+    them."""
+    found = [(t, _unpadded(parameter, t)) for parameter, state in optimizer.state.items() for t in _tensors(state)]
     inner = getattr(optimizer, "optim", None)
     return found + (_states(inner) if isinstance(inner, torch.optim.Optimizer) else [])
 
@@ -154,67 +191,72 @@ def _keeps_no_state(optimizer: torch.optim.Optimizer | None) -> bool:
     return isinstance(inner, torch.optim.SGD) and not any(group["momentum"] for group in inner.param_groups)
 
 
+def allocator(device: torch.device) -> Any:
+    """The module with the memory functions of this device's allocator: one for all accelerators, since torch 2.12."""
+    return torch.accelerator if hasattr(torch.accelerator, "memory_allocated") else torch.get_device_module(device)
+
+
 class PeakMemory:
     """The most tensor memory alive at once inside a ``with`` block, in bytes above its start.
 
     On an accelerator: its allocator's own peak, reset at the start, less what was allocated then. On the
-    CPU: the running total of the allocations and frees that torch.profiler records in this block. Memory
-    that was allocated before the block and is freed inside it is not seen on the CPU, so zero the gradients
-    first.
+    CPU: the running total of the allocations and frees that torch.profiler records in this block. It sees this
+    thread and backward, not what other threads allocate. Memory that was allocated before the block and is
+    freed inside it is not seen on the CPU, so zero the gradients first.
 
+    device  : by default this rank's; outside a rank the CPU.
     bytes   : the peak, once the block has ended.
-    counter : the name of the counter that was read.
+    counter : the name of the counter that was read, and what it does not see.
+
+    Raises RuntimeError on the CPU when a profiler is already running in this process or another one starts inside
+    the block, and anywhere for a block inside another.
     """
 
-    def __init__(self, device: torch.device | str | None = None) -> None:
-        if device is None:
-            # an accelerator that this process has not touched is left alone
-            device = "cuda" if torch.cuda.is_initialized() else "cpu"
-        self.device = torch.device(device)
-        self.bytes: int | None = None
-        on_cpu = self.device.type == "cpu"
-        self.counter = (
-            "CPU allocations seen by torch.profiler" if on_cpu else f"torch.{self.device.type}.max_memory_allocated"
-        )
+    _active = False  # an inner block would reset the peak of the outer one
 
-    _active = False  # torch has one profiler a process: an inner one would end the outer one's recording
+    def __init__(self, device: torch.device | str | None = None) -> None:
+        # a device that this process has touched need not be the one that it computes on
+        self.device = profiler.default_device() if device is None else torch.device(device)
+        self.bytes: int | None = None
+        self.counter = "CPU allocations seen by torch.profiler; it does not see other threads"
+        if self.device.type != "cpu":
+            self.counter = f"torch.{self.device.type}.max_memory_allocated"
 
     def __enter__(self) -> PeakMemory:
-        if self.device.type == "cpu":
-            if PeakMemory._active:
-                raise RuntimeError(
-                    "PeakMemory is already measuring: a block inside another cannot be measured on the CPU"
-                )
-            PeakMemory._active = True
-            os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else each profile prints lines on stderr
-            self._profile = torch.profiler.profile(
-                activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-            )
-            self._profile.__enter__()
-        else:
-            module = torch.get_device_module(self.device)
-            module.synchronize(self.device)
-            module.reset_peak_memory_stats(self.device)
-            self._start = module.memory_allocated(self.device)
+        if PeakMemory._active:
+            raise RuntimeError("PeakMemory is already measuring: a block inside another cannot be measured")
+        with contextlib.ExitStack() as inside:
+            if self.device.type == "cpu":
+                self._profile = inside.enter_context(profiler.profiling(self.device, memory=True))
+            else:
+                torch.accelerator.synchronize(self.device)
+                allocator(self.device).reset_peak_memory_stats(self.device)
+                self._start = allocator(self.device).memory_allocated(self.device)
+            self._inside = inside.pop_all()
+        PeakMemory._active = True
         return self
 
     def __exit__(self, *error: object) -> None:
+        PeakMemory._active = False
+        self._inside.close()
         if self.device.type == "cpu":
-            PeakMemory._active = False
-            self._profile.__exit__(None, None, None)
             self.bytes = self._highest(self._profile)
             del self._profile
         else:
-            module = torch.get_device_module(self.device)
-            module.synchronize(self.device)
-            self.bytes = module.max_memory_allocated(self.device) - self._start
+            torch.accelerator.synchronize(self.device)
+            self.bytes = allocator(self.device).max_memory_allocated(self.device) - self._start
 
     @staticmethod
-    def _highest(profile: torch.profiler.profile) -> int:
-        events: list[Any] = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
-        changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    def _highest(profile: Any) -> int:
+        changes = [
+            (e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"
+        ]
+        unseen = profiler.ends_without_beginning(profile)
         total, highest = 0, 0
-        for _, change in sorted(changes, key=lambda pair: pair[0]):
+        for at, change in sorted(changes, key=lambda pair: pair[0]):
+            if unseen[at, change]:
+                unseen[at, change] -= 1
+                continue
             total += change
             highest = max(highest, total)
         return highest

@@ -2,11 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
+import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 Range = tuple[int, int, int]  # a storage, and the bytes of it from .. to
+
+
+# The methods that give a compressed sparse tensor's indices.
+INDICES = {
+    torch.sparse_csr: ("crow_indices", "col_indices"), torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"), torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}  # fmt: skip
+
+
+def in_memory(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors with a storage of their own that this one is made of on this rank; of an ordinary one itself.
+
+    A sharded tensor (DTensor) is its local part, a sparse one its indices and values, a wrapper what it wraps. A tensor
+    on the meta device, and a lazy module's before its first forward, have no memory: none. Raises TypeError for one
+    whose memory PyTorch does not show (MKL-DNN's).
+    """
+    local = getattr(tensor, "_local_tensor", tensor)
+    if is_lazy(local) or local.is_meta:
+        return
+    if local.layout is torch.sparse_coo:
+        parts = [local._indices(), local._values()]
+    elif names := INDICES.get(local.layout):
+        parts = [*(getattr(local, name)() for name in names), local.values()]
+    elif hasattr(local, "__tensor_flatten__"):
+        parts = [getattr(local, name) for name in local.__tensor_flatten__()[0]]
+    elif local.layout not in (torch.strided, torch.jagged):
+        raise TypeError(f"a tensor of layout {local.layout} does not show its memory: its bytes cannot be counted")
+    else:
+        yield local
+        return
+    for part in parts:
+        yield from in_memory(part)
 
 
 def span(tensor: Tensor) -> int:
@@ -29,13 +63,14 @@ def union(ranges: Iterable[tuple[int, int]]) -> int:
 
 def byte_range(tensor: Tensor) -> set[Range]:
     """The bytes that the local part of a tensor covers; none when it has no memory, or its storage was freed."""
-    local = getattr(tensor, "_local_tensor", tensor)
-    if local.is_meta:
-        return set()
-    storage, item = local.untyped_storage(), local.element_size()
-    first = int(local.storage_offset()) * item
-    last = min(first + span(local) * item, storage.nbytes())
-    return {(storage._cdata, first, last)} if last > first else set()
+    found = set()
+    for part in in_memory(tensor):
+        storage, item = part.untyped_storage(), part.element_size()
+        first = int(part.storage_offset()) * item
+        last = min(first + span(part) * item, storage.nbytes())
+        if last > first:
+            found.add((storage._cdata, first, last))
+    return found
 
 
 def covered(ranges: Iterable[Range]) -> int:

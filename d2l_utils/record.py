@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -23,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from d2l_utils import marks, throttle, trace, wire
+from d2l_utils import marks, memory, profiler, throttle, trace, wire
 from d2l_utils.events import Recording
 from d2l_utils.holdings import Further, Holdings
 
@@ -48,9 +47,11 @@ def record(
     Arguments:
         model: the module that is trained, wrapped (DDP, FSDP) or not.
         optimizer: only needed where it is not a ``torch.optim.Optimizer``: its ``step`` is then marked.
-        allocations: record the memory curve and the peak too; it costs more time. Of memory that is older than the
-            step, releases are seen of parameters, buffers, gradients and optimizer states. PyTorch prints a warning
-            about such releases unless TORCH_CPP_LOG_LEVEL=ERROR was set before its import, as ``launch`` does.
+        allocations: record the memory curve and the peak too; it costs more time. On the CPU, of memory that is older
+            than the step, releases are seen of parameters, buffers, gradients and optimizer states only, and what
+            other threads than this one and backward's allocate is not seen. PyTorch prints a warning about such
+            releases unless TORCH_CPP_LOG_LEVEL=ERROR was set before its import, as ``launch`` does. On an accelerator
+            the allocator tells all of it.
         blocks: name -> module, the units of ``forward`` and ``backward`` events. Default: ``default_blocks(model)``.
         holdings: record what this rank holds of each block at each moment, and which blocks each collective works for.
             A sample costs about a millisecond for a hundred parameters, so these steps are for looking, not for
@@ -58,7 +59,8 @@ def record(
         enabled: False records nothing and costs nothing, so that a loop can record chosen steps only.
 
     The recording is filled when the block ends without an exception; hooks and marks are removed in any case.
-    Raises RuntimeError if a profiler is already running in this process, TypeError for wrong arguments.
+    Raises RuntimeError if a profiler is already running in this process, or another one starts inside the block;
+    TypeError for wrong arguments.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model={model!r}: a torch.nn.Module is needed")
@@ -71,11 +73,12 @@ def record(
     units = default_blocks(model) if blocks is None else dict(blocks)
     if wrong := [name for name, module in units.items() if not isinstance(module, nn.Module)]:
         raise TypeError(f"blocks[{wrong[0]!r}]={units[wrong[0]]!r}: a torch.nn.Module is needed")
-    if torch.autograd._profiler_enabled():
-        raise RuntimeError("a profiler is already running here: a step can be recorded once at a time")
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    on_device = device.type == "cuda"
-    profiler = _profiler(on_device, allocations)
+    profiler.check_none_runs()
+    rank_device = profiler.default_device()
+    device = next((p.device for p in model.parameters() if not p.is_meta), rank_device)
+    on_device = device.type != "cpu"
+    # A rank on a device always records it: a process whose first profile was the CPU's alone may see no kernels later.
+    profiled = device if on_device else rank_device
     with contextlib.ExitStack() as clean_up:
         hung = marks.Marks(clean_up)
         hung.blocks(units)
@@ -90,15 +93,17 @@ def record(
             hung.watch = watch
         if allocations and not on_device:
             hung.releases(model, optimizer)
+        if allocations or on_device:
+            gc.collect()  # garbage that went inside the step would make its peak too small
+        profile = clean_up.enter_context(
+            profiler.profiling(profiled, shapes=True, memory=allocations)
+        )  # shapes give bytes
         if on_device:
-            torch.cuda.synchronize(device)
-            torch.cuda.reset_peak_memory_stats(device)
-            held = torch.cuda.memory_allocated(device)
+            torch.accelerator.synchronize(device)
+            allocator = memory.allocator(device)
+            allocator.reset_peak_memory_stats(device)
+            held = allocator.memory_allocated(device)
         before = wire.bytes_sent()
-        if allocations:
-            gc.collect()  # what an earlier recording saw allocated would be seen to go in this one
-        profiler.__enter__()
-        clean_up.callback(profiler.__exit__, None, None, None)
         clean_up.callback(hung.close)
         with hung.mark("step"):
             if watch is not None:
@@ -107,9 +112,14 @@ def record(
             if watch is not None:
                 watch.sample("end")
             if on_device:
-                torch.cuda.synchronize(device)
+                torch.accelerator.synchronize(device)
         recording.wire_bytes = wire.since(before)
-    found = trace.Trace(profiler.profiler.kineto_results.events(), on_device)
+        if on_device:
+            recording.peak = allocator.max_memory_allocated(device) - held
+    records = profile.profiler.kineto_results.events()
+    if profiled.type != "cpu" and not on_device:
+        records = [one for one in records if one.device_type().name == "CPU"]
+    found = trace.Trace(records, on_device)
     recording.seconds = found.seconds
     recording.began = found.began
     ddp = isinstance(model, nn.parallel.DistributedDataParallel)
@@ -119,11 +129,12 @@ def record(
     if watch is not None:
         recording.holdings = watch.read(found)
         recording.events = watch.assign(found, recording.events)
+    if not wire.carried(recording.events, profiled):
+        recording.wire_bytes = None
     if allocations:
-        recording.memory = trace.memory_curve(found)
-        recording.peak = max(point.bytes for point in recording.memory)
-    if on_device:
-        recording.peak = torch.cuda.max_memory_allocated(device) - held
+        recording.memory = trace.memory_curve(found, profiler.ends_without_beginning(profile))
+        if not on_device:
+            recording.peak = max(point.bytes for point in recording.memory)
 
 
 def default_blocks(model: nn.Module) -> dict[str, nn.Module]:
@@ -157,16 +168,6 @@ def _unwrap(module: nn.Module) -> nn.Module:
         if name in module._modules or name in module.__dict__:
             return _unwrap(getattr(module, name))
     return module
-
-
-def _profiler(on_device: bool, allocations: bool) -> Any:
-    # Kineto reads it when the first profile of the process starts; up to level 5 it reports its stages on stderr.
-    os.environ["KINETO_LOG_LEVEL"] = "99"
-    from torch.profiler import ProfilerActivity, profile
-
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_device
-    # Shapes are where the bytes of a collective are found.
-    return profile(activities=activities, record_shapes=True, profile_memory=allocations)
 
 
 def _default_group(model: nn.Module) -> tuple[int, int] | None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from d2l_utils.ranges import in_memory
+
 
 class SavedBytes:
     """Bytes of the distinct storages that one forward of ``model`` leaves for its backward, without its weights.
@@ -64,5 +66,5 @@ class SavedBytes:
 
 def _storages(tensors: Iterable[Tensor]) -> dict[int, int]:
     """Address -> bytes of the storages behind some tensors that have memory now."""
-    storages = [getattr(tensor, "_local_tensor", tensor).untyped_storage() for tensor in tensors]
+    storages = [part.untyped_storage() for tensor in tensors for part in in_memory(tensor)]
     return {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}

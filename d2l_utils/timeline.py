@@ -62,7 +62,7 @@ def timeline(events_by_rank: Any, *, title: str | None = None, ranks: int = 4) -
         _compute(axes, events, base, end)
         short_names |= _communication(axes, placed[label], _busy(events), base, end)
         hidden, exposed, _ = hidden_and_exposed(events)
-        words = f"{_ms(hidden)} ms hidden\n{_ms(exposed)} ms exposed" if placed[label] else "no communication"
+        words = f"{_time(hidden)} hidden\n{_time(exposed)} exposed" if placed[label] else "no communication"
         axes.text(1.015, base, words, transform=axes.get_yaxis_transform(), fontsize=8.5, va="center")
         _at_left(axes, base, label, 46, fontsize=9, fontweight="bold")
         _at_left(axes, base + 0.5, "compute", 5, fontsize=7.5, color=style.MUTED)
@@ -151,9 +151,12 @@ def _without_gaps(parts: Sequence[Interval], gap: float) -> list[Interval]:
     return joined
 
 
-def _ms(seconds: float) -> str:
-    """Milliseconds to a tenth, and no finer: the clock's reading is not the last digit's."""
-    return f"{seconds * 1e3:.1f}" if seconds < 0.1 else f"{seconds * 1e3:.0f}"
+def _time(seconds: float) -> str:
+    """Milliseconds to a tenth, and no finer: the clock's reading is not the last digit's. Microseconds where that is 0.0,
+    as on a device, whose clock is finer."""
+    if 0 < seconds < 0.05e-3:
+        return f"{seconds * 1e6:.0f} µs" if seconds >= 0.5e-6 else "under 1 µs"
+    return f"{seconds * 1e3:.1f} ms" if seconds < 0.1 else f"{seconds * 1e3:.0f} ms"
 
 
 def _rows(events_by_rank: Any) -> dict[str, list[Event]]:

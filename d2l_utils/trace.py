@@ -5,14 +5,17 @@ allocation, with start, length, thread, shapes, and for operators that autograd 
 number that their backward node carries too. That number is how backward work finds the block whose forward
 caused it, without a hook in the graph. The marks that ``record`` sets (``MARK`` and a kind) are records among
 the others, on the same clock.
+
+On an accelerator the work itself is in the device's records: see ``kernels``.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from d2l_utils import comms
+from d2l_utils import comms, kernels
 from d2l_utils.events import REST, Event, Interval, MemoryPoint, difference, intersection, union
 
 MARK = "d2l."  # our own records are called d2l.<kind>:<name>
@@ -49,26 +52,40 @@ class Trace:
         self.waits: list[Span] = []
         self.labels: list[Span] = []  # FSDP2's own records: which unit it works for
         self.optimizers: list[Span] = []
-        self.allocations: list[tuple[float, int, bool]] = []  # time, bytes, on an accelerator
-        self.kernels: list[tuple[Span, int]] = []  # device work with the correlation of the operator behind it
-        self.correlated: dict[int, tuple[float, int]] = {}  # correlation -> start and thread of the operator
+        self.allocations: list[tuple[float, int, bool, int]] = []  # time, bytes, on an accelerator, ns since 1970
+        self._on_device: list[tuple[Span, Any]] = []
+        self._operators: dict[int, tuple[float, int]] = {}  # torch's correlation id -> start and thread
+        self._calls: dict[int, float] = {}  # the device library's correlation id -> start of the runtime call
 
         sort_of: dict[str, str] = {}  # thousands of records share some dozens of names
         for record, name in zip(self._raw, names, strict=True):
             sort = sort_of.get(name) or sort_of.setdefault(name, _sort(name))
             # Asking for the device is slow, and without an accelerator the answer is known.
             self._sort_in(record, name, sort, on_device and record.device_type().name != "CPU")
+        work = [self._kernel(span, record) for span, record in self._on_device]
+        self.kernels = [kernel for kernel in work if not comms.is_device_backend(kernel.name)]
+        self.carriers = [kernel for kernel in work if comms.is_device_backend(kernel.name)]
 
     def _sort_in(self, record: Any, name: str, sort: str, device: bool) -> None:
-        if self.on_device and not device:
-            self.correlated[record.correlation_id()] = (self._seconds(record), record.start_thread_id())
         if sort == "memory":
-            self.allocations.append((self._seconds(record), record.nbytes(), device))
-        elif sort == "backend":
-            self.backends.append((self._span(record, name), record))
+            self.allocations.append((self._seconds(record), record.nbytes(), device, record.start_ns()))
         elif device:
-            if not record.is_user_annotation():
-                self.kernels.append((self._span(record, name), record.linked_correlation_id()))
+            # An annotation of the host appears a second time, on the device: it is no work.
+            if not (
+                record.is_user_annotation() or sort == "title" or kernels.activity(record) == "gpu_user_annotation"
+            ):
+                self._on_device.append((self._span(record, name), record))
+        elif self.on_device and (what := kernels.activity(record)) not in kernels.OPERATORS:
+            if what.endswith(("runtime", "driver")):
+                self._calls[record.correlation_id()] = self._seconds(record)
+        else:
+            if self.on_device:
+                self._operators[record.correlation_id()] = (self._seconds(record), record.start_thread_id())
+            self._sort_in_operator(record, name, sort)
+
+    def _sort_in_operator(self, record: Any, name: str, sort: str) -> None:
+        if sort == "backend":
+            self.backends.append((self._span(record, name), record))
         elif sort == "mark":
             kind, _, label = name.removeprefix(MARK).partition(":")
             self.marks.setdefault(kind, []).append(self._span(record, label))
@@ -82,8 +99,14 @@ class Trace:
             self.waits.append(self._span(record, "wait_tensor"))
         elif sort == "optimizer":
             self.optimizers.append(self._span(record, name.removeprefix(_OPTIMIZER).partition(".")[0]))
-        elif (number := record.sequence_nr()) >= 0 and record.scope() == 0:
+        elif sort == "operator" and (number := record.sequence_nr()) >= 0 and record.scope() == 0:
             self.numbered.append((self._seconds(record), record.start_thread_id(), number))
+
+    def _kernel(self, span: Span, record: Any) -> kernels.Kernel:
+        linked = record.linked_correlation_id()
+        operator = self._operators.get(linked) if linked else None
+        launched = self._calls.get(record.correlation_id(), operator[0] if operator else None)
+        return kernels.Kernel(span.name, span.start, span.end, operator, launched)
 
     def _seconds(self, record: Any) -> float:
         return (record.start_ns() - self._zero) * 1e-9
@@ -110,6 +133,8 @@ def _sort(name: str) -> str:
         return "memory"
     if comms.is_backend(name):
         return "backend"
+    if name.startswith("nccl:"):
+        return "title"  # ends when the launch returns, and says nothing of the work
     if name == "_c10d_functional::wait_tensor":
         return "wait"
     begins = {MARK: "mark", _NODE: "node", "c10d::": "launch", _OPTIMIZER: "optimizer", _FSDP2: "label"}
@@ -133,8 +158,9 @@ def read(
     spans = [("forward", span) for span in trace.marks.get("forward", [])]
     spans += [("backward", span) for span in _backward(trace)]
     spans += [("optimizer", span) for span in _outermost(trace.optimizers + trace.marks.get("optimizer", []))]
+    events = [Event(kind, span.name, rank, span.start, span.end) for kind, span in spans]
     if trace.on_device:
-        spans = [(kind, moved) for kind, span in spans if (moved := _device_time(trace, span)) is not None]
+        events = kernels.on_device(spans, trace.kernels, rank)
     sends = comms.match(
         trace.launches,
         trace.backends,
@@ -142,12 +168,14 @@ def read(
         default_group,
         rank,
         done_by=sorted(mark.end for mark in trace.marks.get("closing", [])) if ddp and not trace.on_device else (),
+        kernels=trace.carriers,
     )
-    events = [Event(kind, span.name, rank, span.start, span.end) for kind, span in spans]
     sends += late
     events += sends
     in_flight = union((event.start, event.end) for event in sends if event.end is not None)
-    waits = _device_waits(trace, in_flight) if trace.on_device else _waits(trace, in_flight)
+    waits = _waits(trace, in_flight)
+    if trace.on_device:
+        waits = [("device", start, end) for start, end in kernels.waits(trace.kernels, in_flight)]
     events += [Event("wait", name, rank, start, end) for name, start, end in waits]
     return sorted(events, key=lambda event: event.start)
 
@@ -210,27 +238,17 @@ def _waits(trace: Trace, in_flight: list[Interval]) -> list[tuple[str, float, fl
     return waits + [("backward", start, end) for start, end in silent]
 
 
-def _device_time(trace: Trace, span: Span) -> Span | None:
-    """The same work on the device: from its first kernel to the end of its last; None if it started none."""
-    mine = []
-    for kernel, correlation in trace.kernels:
-        start, thread = trace.correlated.get(correlation, (-1.0, -1))
-        if span.start <= start <= span.end and thread == span.thread:
-            mine.append(kernel)
-    if not mine:
-        return None
-    return span._replace(start=min(k.start for k in mine), end=max(k.end for k in mine))
+def memory_curve(trace: Trace, unseen: Counter[tuple[int, int]] | None = None) -> list[MemoryPoint]:
+    """Bytes above the start of the step after each allocation and release, from 0 at time 0, by the host's clock.
 
-
-def _device_waits(trace: Trace, in_flight: list[Interval]) -> list[tuple[str, float, float]]:
-    """On a device nobody sits and waits: a collective is exposed where no other kernel ran beside it."""
-    busy = union((kernel.start, kernel.end) for kernel, _ in trace.kernels)
-    return [("device", start, end) for start, end in difference(in_flight, busy)]
-
-
-def memory_curve(trace: Trace) -> list[MemoryPoint]:
-    """Bytes above the start of the step after each allocation and release, from 0 at time 0."""
-    changes = [(time, change) for time, change, on_device in trace.allocations if on_device == trace.on_device]
+    unseen: (nanoseconds since 1970, bytes) of changes to leave out, as ``profiler.ends_without_beginning`` gives them.
+    """
+    unseen, changes = Counter(unseen or ()), []
+    for time, change, on_device, at in trace.allocations:
+        if unseen[at, change] > 0:
+            unseen[at, change] -= 1
+        elif on_device == trace.on_device:
+            changes.append((time, change))
     changes += [(mark.start, -int(mark.name)) for mark in trace.marks.get("free", [])]
     points, held = [MemoryPoint(0.0, 0)], 0
     for time, change in sorted(changes):

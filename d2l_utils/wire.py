@@ -6,6 +6,8 @@ import ctypes
 import os
 import struct
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 # struct tcp_info of linux/tcp.h: tcpi_notsent_bytes, tcpi_bytes_sent and tcpi_bytes_retrans, since Linux
 # 4.19.
@@ -47,3 +49,12 @@ def since(before: dict[str, int] | None) -> int | None:
     if before is None or now is None:
         return None
     return sum(count - before.get(name, 0) for name, count in now.items())
+
+
+def carried(events: Iterable[Any], device: Any) -> bool:
+    """Whether all collectives of a step went over sockets: gloo's do, NCCL's pass NVLink or shared memory.
+
+    device: of the rank. On an accelerator a collective whose backend was not seen may be another's than gloo's.
+    """
+    unseen = "gloo:" if device.type == "cpu" else "another's"
+    return all((event.backend or unseen).startswith("gloo:") for event in events if event.kind == "collective")

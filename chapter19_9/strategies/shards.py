@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from chapter19_9.strategies.ring import How
+from d2l_utils.device import rank_device
 
 Group = Callable[[str, nn.Parameter], Hashable]
 
@@ -55,6 +56,11 @@ class Layout:
         """This rank's shard, as a view of a flat vector."""
         return vector.narrow(0, place()[0] * self.shard, self.shard)
 
+    @property
+    def unpadded(self) -> int:
+        """Elements of this rank's shard that are no padding."""
+        return min(max(self.numel - place()[0] * self.shard, 0), self.shard)
+
 
 @dataclass(eq=False)
 class Entry:
@@ -80,6 +86,7 @@ class Flat:
         self.trained = entries[0].parameter.requires_grad
         self.layout = Layout(tuple(entry.parameter.shape for entry in entries), place()[1])
         self.shard = nn.Parameter(self.layout.own(self.packed()).clone(), requires_grad=self.trained)
+        self.shard.unpadded_numel = self.layout.unpadded  # type: ignore[attr-defined]  # for d2l_utils.memory.held
 
     def packed(self) -> Tensor:
         """The parameters as they are now, in float32."""
@@ -194,8 +201,11 @@ def all_gather(whole: Tensor, part: Tensor, async_op: bool = False) -> dist.Work
 
 def gradient_parts(model: nn.Module) -> list[Tensor]:
     """This rank's parts of the averaged gradient."""
-    parts = [flat.gradient() for flat in flats_of(model) if flat.trained]
-    return [part for part in parts if part is not None]
+    parts = [(flat, flat.gradient()) for flat in flats_of(model) if flat.trained]
+    for flat, part in parts:
+        if part is not None:
+            part.unpadded_numel = flat.layout.unpadded  # type: ignore[attr-defined]  # for d2l_utils.memory.held
+    return [part for _, part in parts if part is not None]
 
 
 def element_type(name: torch.dtype | str) -> torch.dtype:
@@ -215,8 +225,11 @@ def global_norm(gradients: Iterable[Tensor], limit: float | None = None, alone: 
     gradients = list(gradients)
     # in float64: a long vector's norm in float32 is wrong in the sixth digit
     norms = [torch.linalg.vector_norm(gradient, dtype=torch.float64) for gradient in gradients]
-    norm = torch.stack(norms).norm() if norms else torch.zeros((), dtype=torch.float64)
-    if dist.is_initialized() and not alone:
+    together = dist.is_initialized() and not alone
+    # a rank without gradients sends its 0 from where the others have theirs
+    nothing = torch.zeros((), dtype=torch.float64, device=rank_device() if together else None)
+    norm = torch.stack(norms).norm() if norms else nothing
+    if together:
         square = norm.square()
         dist.all_reduce(square)
         norm = square.sqrt()

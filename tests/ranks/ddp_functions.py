@@ -127,7 +127,8 @@ def buffers():
     seen = []
     for _ in range(2):
         ddp(x)
-        seen.append((ddp.module.running_mean.item(), ranks_agree(ddp.module.buffers()), ranks_agree(ddp)))
+        agree = ranks_agree(ddp.module.buffers()), ranks_agree(ddp.parameters()), ranks_agree(ddp)
+        seen.append((ddp.module.running_mean.item(), *agree))
     return seen
 
 

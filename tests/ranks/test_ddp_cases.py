@@ -126,13 +126,14 @@ def test_parts_that_are_not_the_whole_are_refused(parts):
 def test_D13_batchnorm_buffers_differ_and_ddp_copies_those_of_rank_0_at_the_next_forward():
     results = run(ranks.buffers, 2)
     after_one = [seen[0] for seen in results]
-    assert [mean for mean, _, _ in after_one] == pytest.approx([0.1, 0.2])
+    assert [mean for mean, *_ in after_one] == pytest.approx([0.1, 0.2])
     after_two = [seen[1] for seen in results]
     # rank 1 went on from rank 0's 0.1, not from its own 0.2
-    assert [mean for mean, _, _ in after_two] == pytest.approx([0.9 * 0.1 + 0.1 * 1, 0.9 * 0.1 + 0.1 * 2])
-    for _, buffers_agree, parameters_agree in after_one + after_two:
+    assert [mean for mean, *_ in after_two] == pytest.approx([0.9 * 0.1 + 0.1 * 1, 0.9 * 0.1 + 0.1 * 2])
+    for _, buffers_agree, parameters_agree, module_agrees in after_one + after_two:
         assert not buffers_agree
         assert parameters_agree
+        assert not module_agrees  # of a module the buffers count too
 
 
 def test_an_optimizer_for_old_weights_is_refused():

@@ -103,10 +103,12 @@ def test_by_rank_takes_events_lists_and_recordings_in_any_order():
 
 def test_one_clock_shifts_every_rank_to_the_earliest_start():
     first = Recording(rank=0, began=1_000_000_000, events=[event("forward", 0.5, 1)])
-    second = Recording(rank=1, began=3_000_000_000, events=[Event("collective", "x", 1, 0.5, None, backend_start=1)])
+    second = Recording(
+        rank=1, began=3_000_000_000, events=[Event("collective", "x", 1, 0.5, None, backend_start=1, launch_time=0.25)]
+    )
     together = on_one_clock([second, first])
     assert together[0] == first.events
-    assert together[1] == [Event("collective", "x", 1, 2.5, None, backend_start=3)]
+    assert together[1] == [Event("collective", "x", 1, 2.5, None, backend_start=3, launch_time=2.25)]
     with pytest.raises(ValueError, match=r"ranks \[7\]"):
         on_one_clock([first, Recording(rank=7)])
 

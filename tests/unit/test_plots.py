@@ -190,6 +190,14 @@ def test_timeline_splits_collectives_into_hidden_and_exposed():
     assert "ms since the step began" in texts
 
 
+@pytest.mark.parametrize(
+    ("hidden", "said"), [(3e-3, "3.0 ms"), (49e-6, "49 µs"), (0.06e-3, "0.1 ms"), (1e-7, "under 1 µs"), (0, "0.0 ms")]
+)
+def test_timeline_says_microseconds_where_tenths_of_milliseconds_are_none(hidden, said):  # W6
+    events = [Event("backward", "b", 0, 0, hidden), Event("collective", "all_reduce", 0, 0, hidden + 1e-3)]
+    assert f"{said} hidden\n1.0 ms exposed" in words(timeline([events]))
+
+
 def test_timeline_lanes_do_not_overlap():
     from d2l_utils.timeline import _lanes
 

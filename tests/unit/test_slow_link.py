@@ -2,10 +2,12 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+from matplotlib.text import Text
 
-from chapter19_9 import signature, theory
+from chapter19_9 import cockpit_view, signature, theory
 from chapter19_9.choosing.cost import Moment
 from chapter19_9.compare import Row
 from chapter19_9.one_picture import figure, text
@@ -94,6 +96,20 @@ def row(**changes):
         "losses": (5.0,), "loss_error": 0.0, "agree": True, "seconds": None,
     }  # fmt: skip
     return Row(**(values | changes))
+
+
+def test_what_no_socket_carried_is_said_in_words_and_is_never_0():
+    said = "on the wire: not carried by sockets"
+    pictures = {wire: figure([row(wire=wire)]) for wire in (4100.0, None)}
+    texts = {wire: " ".join(t.get_text() for t in picture.findobj(Text)) for wire, picture in pictures.items()}
+    assert said in texts[None]
+    assert said not in texts[4100.0]
+    flown = {wire: SimpleNamespace(sent=4e6, sent_formula=4e6, wire=wire) for wire in (4.1e6, None)}
+    for wire, one in flown.items():
+        picture = cockpit_view._sent(one, None, {}, {"now": one})
+        shown = [t.get_text() for t in picture.findobj(Text)]
+        assert (said in " ".join(shown)) == (wire is None)
+        assert ("on the wire" in shown) == (wire is not None)
 
 
 def test_what_no_step_was_looked_into_for_is_left_open():
