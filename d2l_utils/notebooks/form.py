@@ -19,12 +19,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from d2l_utils.alt_text import alternative_text
+
 HOSTED = "hosted"
 TAGS = {"world-size", "nbval-ignore-output", "raises-exception", "solution", "full-program", HOSTED}
 _METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "name": "python", "pygments_lexer": "ipython3"},
 }
+ALT = "alt"  # of a picture, in the metadata of its kind: nbconvert's HTML and the book read it there
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 PLAYER = "d2l-player"  # output metadata: what a widget needs to play on a page without a kernel
 
@@ -45,7 +48,7 @@ def comparable(cell: Any) -> list[tuple[str, str]]:
         (kind, text)
         for output in cell.outputs
         for kind, text in texts(output)
-        if kind != WIDGET_VIEW and not kind.startswith("image/") and kind != "traceback"
+        if kind != WIDGET_VIEW and not is_picture(kind) and kind != "traceback"
     ]
 
 
@@ -120,12 +123,28 @@ def _merged(outputs: list[Any]) -> list[Any]:
     return kept
 
 
+def is_picture(kind: str) -> bool:
+    """Whether an output of this kind is drawn."""
+    return kind.startswith("image/")
+
+
+def _alternative(output: Any, kind: str) -> str:
+    """The words in place of a picture: its own, or those of the output's text; empty if there are none."""
+    own = output.metadata.get(kind)
+    text = joined(output.data.get("text/plain", ""))
+    return (own.get(ALT) if isinstance(own, dict) else None) or alternative_text(text)
+
+
 def _normalise_output(output: Any, cell: Any, root: Path | None) -> None:
+    import nbformat
+
     if output.output_type == "execute_result":
         output.execution_count = cell.execution_count
-    if "metadata" in output:
-        output.metadata = type(output.metadata)({key: output.metadata[key] for key in {PLAYER} & set(output.metadata)})
     data = output.get("data", {})
+    if "metadata" in output:
+        kept = {key: output.metadata[key] for key in {PLAYER} & set(output.metadata)}
+        kept |= {kind: {ALT: words} for kind in sorted(data) if is_picture(kind) and (words := _alternative(output, kind))}
+        output.metadata = nbformat.from_dict(kept)
     data.pop(WIDGET_VIEW, None)
     if root is None:
         return

@@ -6,13 +6,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from d2l_utils.notebooks.form import HOSTED, TAGS, WIDGET_VIEW, comparable, is_compared, joined, tags, texts
+from d2l_utils.alt_text import is_sentence
+from d2l_utils.notebooks.form import (
+    ALT,
+    HOSTED,
+    TAGS,
+    WIDGET_VIEW,
+    comparable,
+    is_compared,
+    is_picture,
+    joined,
+    tags,
+    texts,
+)
 
 MOST_LINES = 16
 MOST_BYTES = 1_000_000
 
 _UNSAFE = re.compile(r"<script|<iframe|\bon\w+=", re.IGNORECASE)
 _REMOTE = re.compile(r"!\[[^\]]*\]\(\s*https?:|src\s*=\s*[\"']?https?:", re.IGNORECASE)
+_SILENT = re.compile(r"!\[\s*\]|<img\b(?![^>]*\balt\s*=\s*([\"'])(?!\1))", re.IGNORECASE)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 
 # What differs from run to run or from machine to machine, and so may not stand in an output that is compared.
@@ -80,6 +93,8 @@ def _notebook_problems(notebook: Any) -> Iterator[str]:
 def _prose_problems(cell: Any, folder: Path | None) -> Iterator[str]:
     if _REMOTE.search(cell.source):
         yield "fetches something from the network"
+    if _SILENT.search(cell.source):
+        yield "holds a picture without an alternative text"
     if _UNSAFE.search(cell.source):
         yield "holds HTML that GitHub and an untrusted JupyterLab drop"
     if re.search(r"^(```|:::+)\{", cell.source, re.MULTILINE):
@@ -118,13 +133,17 @@ def _output_problems(output: Any, compared: bool) -> Iterator[str]:
     data = output.get("data", {})
     if data and not data.get("text/plain"):
         yield "an output has no text"
+    for kind in filter(is_picture, data):
+        told = output.metadata.get(kind, {}).get(ALT)
+        if not is_sentence(told):
+            yield f"a stored picture has no alternative text: {kind} has {told!r}, where a sentence must stand"
     if WIDGET_VIEW in data:
         yield "stores a widget view without its state, which shows as an error"
     drawn = {"image/svg+xml", "image/jpeg", "application/javascript"} & set(data)
     if (drawn or _UNSAFE.search(joined(data.get("text/html", "")))) and "image/png" not in data:
         yield "an output has no PNG, so GitHub and an untrusted JupyterLab show nothing"
     for kind, text in texts(output):
-        if kind.startswith("image/") or kind in (WIDGET_VIEW, "traceback"):
+        if is_picture(kind) or kind in (WIDGET_VIEW, "traceback"):
             continue
         for what, pattern in _UNSTABLE.items() if compared else ():
             if match := pattern.search(text):

@@ -136,7 +136,7 @@ class LivePanel:
             widget.close()
         self.view.close()
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> parts.Bundle:
         return parts.bundle(self.view, self.figure, self.text())
 
     def text(self) -> str:
