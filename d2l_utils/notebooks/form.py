@@ -27,14 +27,14 @@ _METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "name": "python", "pygments_lexer": "ipython3"},
 }
-ALT = "alt"  # of a picture, in the metadata of its kind: nbconvert's HTML and the book read it there
+ALT = "alt"  # of a picture, in the metadata of its kind: nbconvert's classic HTML and the book read it there
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 PLAYER = "d2l-player"  # output metadata: what a widget needs to play on a page without a kernel
 
 
 def tags(cell: Any) -> set[str]:
     """The tags of a cell."""
-    return set(cell.metadata.get("tags", ()))
+    return set(cell.metadata.get("tags") or ())
 
 
 def is_compared(cell: Any) -> bool:
@@ -128,11 +128,10 @@ def is_picture(kind: str) -> bool:
     return kind.startswith("image/")
 
 
-def _alternative(output: Any, kind: str) -> str:
-    """The words in place of a picture: its own, or those of the output's text; empty if there are none."""
-    own = output.metadata.get(kind)
-    text = joined(output.data.get("text/plain", ""))
-    return (own.get(ALT) if isinstance(own, dict) else None) or alternative_text(text)
+def _alternative(own: Any, data: Any) -> str:
+    """The words in place of a picture: those in its `own` metadata, or the output's text; empty if there are none."""
+    given = own.get(ALT) if isinstance(own, dict) else None
+    return given or alternative_text(joined(data.get("text/plain", "")))
 
 
 def _normalise_output(output: Any, cell: Any, root: Path | None) -> None:
@@ -141,9 +140,12 @@ def _normalise_output(output: Any, cell: Any, root: Path | None) -> None:
     if output.output_type == "execute_result":
         output.execution_count = cell.execution_count
     data = output.get("data", {})
-    if "metadata" in output:
-        kept = {key: output.metadata[key] for key in {PLAYER} & set(output.metadata)}
-        kept |= {kind: {ALT: words} for kind in sorted(data) if is_picture(kind) and (words := _alternative(output, kind))}
+    if "data" in output:
+        own = output.get("metadata", {})
+        kept = {key: own[key] for key in {PLAYER} & set(own)}
+        for kind in sorted(filter(is_picture, data)):
+            if words := _alternative(own.get(kind), data):
+                kept[kind] = {ALT: words}
         output.metadata = nbformat.from_dict(kept)
     data.pop(WIDGET_VIEW, None)
     if root is None:

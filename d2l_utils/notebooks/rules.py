@@ -25,7 +25,7 @@ MOST_BYTES = 1_000_000
 
 _UNSAFE = re.compile(r"<script|<iframe|\bon\w+=", re.IGNORECASE)
 _REMOTE = re.compile(r"!\[[^\]]*\]\(\s*https?:|src\s*=\s*[\"']?https?:", re.IGNORECASE)
-_SILENT = re.compile(r"!\[\s*\]|<img\b(?![^>]*\balt\s*=\s*([\"'])(?!\1))", re.IGNORECASE)
+_WITHOUT_WORDS = re.compile(r"!\[\s*\]|<img\b(?![^>]*\balt\s*=\s*([\"'])(?!\1))", re.IGNORECASE)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 
 # What differs from run to run or from machine to machine, and so may not stand in an output that is compared.
@@ -55,6 +55,21 @@ def problems(notebook: Any, folder: Path | None = None) -> list[str]:
         check = _code_problems(cell) if cell.cell_type == "code" else _prose_problems(cell, folder)
         found += [f"cell {number} ({_first_line(cell)}): {problem}" for problem in check]
     return found
+
+
+def without_words(text: str) -> bool:
+    """Whether Markdown holds a picture without an alternative text."""
+    return bool(_WITHOUT_WORDS.search(text))
+
+
+def unsafe(text: str) -> bool:
+    """Whether HTML or Markdown holds a script or a frame."""
+    return bool(_UNSAFE.search(text))
+
+
+def fetches(text: str) -> bool:
+    """Whether HTML or Markdown makes a browser ask another host for a picture or a script."""
+    return bool(_REMOTE.search(text))
 
 
 def disagreements(text: Any, built: Any) -> list[str]:
@@ -91,11 +106,11 @@ def _notebook_problems(notebook: Any) -> Iterator[str]:
 
 
 def _prose_problems(cell: Any, folder: Path | None) -> Iterator[str]:
-    if _REMOTE.search(cell.source):
+    if fetches(cell.source):
         yield "fetches something from the network"
-    if _SILENT.search(cell.source):
+    if without_words(cell.source):
         yield "holds a picture without an alternative text"
-    if _UNSAFE.search(cell.source):
+    if unsafe(cell.source):
         yield "holds HTML that GitHub and an untrusted JupyterLab drop"
     if re.search(r"^(```|:::+)\{", cell.source, re.MULTILINE):
         yield "holds a MyST directive, which Jupyter shows as code"
@@ -140,7 +155,7 @@ def _output_problems(output: Any, compared: bool) -> Iterator[str]:
     if WIDGET_VIEW in data:
         yield "stores a widget view without its state, which shows as an error"
     drawn = {"image/svg+xml", "image/jpeg", "application/javascript"} & set(data)
-    if (drawn or _UNSAFE.search(joined(data.get("text/html", "")))) and "image/png" not in data:
+    if (drawn or unsafe(joined(data.get("text/html", "")))) and "image/png" not in data:
         yield "an output has no PNG, so GitHub and an untrusted JupyterLab show nothing"
     for kind, text in texts(output):
         if is_picture(kind) or kind in (WIDGET_VIEW, "traceback"):

@@ -238,11 +238,14 @@ def test_progress_bars_become_one_line_and_the_log_keeps_its_tail():
 
 def test_w01_w03_w09_a_panel_is_a_widget_a_png_and_text_without_values():
     panel = make(Runs(), describe=lambda result: "the ranks agree: True")
-    bundle = panel._repr_mimebundle_()
+    bundle, metadata = panel._repr_mimebundle_()
+    assert metadata == {
+        "image/png": {"alt": "Live panel; knobs: world size. Figure: curves. The ranks agree: True. Result 2."}
+    }
     assert set(bundle) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
     assert bundle["text/plain"] == "[live panel; knobs: world size]\n[figure: curves]\nthe ranks agree: True"
     release(panel, "world_size", 4)
-    again = panel._repr_mimebundle_()
+    again, _ = panel._repr_mimebundle_()
     assert again["text/plain"] == bundle["text/plain"], "no value, address or time"
     assert again["image/png"] != bundle["image/png"]
 
