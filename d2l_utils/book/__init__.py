@@ -81,7 +81,7 @@ def build(notebooks: Path, target: Path) -> Path:
         for name, made_page in pages.items():
             (source / f"{name}.ipynb").write_text(made_page.source, encoding="utf-8")
             for line in made_page.left_out:
-                print(f"{line}; the page goes without", file=sys.stderr)
+                print(line, file=sys.stderr)
         shutil.copy(_HERE / "book.css", static)
         (static / "players.js").write_text(scripts(_HERE / "players.js"), encoding="utf-8")
         title = _title(paths[0])
@@ -99,10 +99,10 @@ def build(notebooks: Path, target: Path) -> Path:
 
 
 def _with_cells(said: str, source: Path, paths: Sequence[Path]) -> str:
-    """Sphinx's messages by the notebooks' own names; myst-nb counts cell 3's second line as line 30002."""
+    """Sphinx's messages by the notebooks' own names; myst-nb calls a place in cell 3 line 3xxxx."""
     said = re.sub(r"\x1b\[[\d;]*m", "", said).replace(f"{source}/", "").strip()
     said = re.sub(rf"^{START}\.ipynb", paths[0].name, said, flags=re.MULTILINE)
-    return re.sub(r"(\.ipynb):(\d+)(\d{4})\b", lambda at: f"{at[1]}, cell {at[2]}, line {int(at[3])}", said)
+    return re.sub(r"(\.ipynb):(\d+)\d{4}\b", r"\1, cell \2", said)
 
 
 def _title(path: Path) -> str:

@@ -11,12 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from d2l_utils.alt_text import is_sentence
-from d2l_utils.notebooks.form import ALT, PLAYER, WIDGET_VIEW, is_picture, joined
+from d2l_utils.notebooks.form import ALT, PLAYER, is_picture, joined
 from d2l_utils.notebooks.rules import fetches, unsafe
 
 __all__ = ["make_showable"]
 
-_ACTIONS = re.compile(r"javascript|widget-(view|state)")  # kinds that do something, and say nothing
+_ACTION = "javascript"  # kinds that do something, and say nothing
+_COPIES = "application/vnd.google.colaboratory."  # Colab's own, beside the same as text
 _REPR = re.compile(r"\s*<[\w.]+ .*>\s*")  # the text of an object that shows itself in another kind only
 
 
@@ -28,18 +29,21 @@ def make_showable(cell: Any, latex_is_known: Callable[[str], bool]) -> tuple[lis
         latex_is_known: whether a formula, without its dollars, can be drawn.
 
     Returns:
-        (lost, left out): what was readable and cannot be shown; what is no loss, such as a script.
+        (lost, left out): what was readable and cannot be shown; what is no loss, such as a script, or what is
+        shown as its text.
     """
     lost: list[str] = []
     left_out: list[str] = []
-    for output in [output for output in cell.outputs if output.get("data")]:
+    for output in [output for output in cell.outputs if "data" in output]:
         shown = _shown(cell, output, latex_is_known)
-        others = set(output.data) - {"text/plain"}
-        only_a_name = others and "text/plain" in shown and _REPR.fullmatch(shown["text/plain"])
-        if not shown or only_a_name:
-            readable = [kind for kind in others if not _ACTIONS.search(kind)]
-            (lost if readable else left_out).append(f"cannot show {', '.join(sorted(others))}")
-        if not shown:
+        others = sorted(kind for kind in output.data if kind != "text/plain" and not kind.startswith(_COPIES))
+        text = shown.get("text/plain")
+        if text and not (others and _REPR.fullmatch(text)):
+            left_out += [f"shows the text of {kind}" for kind in others if not kind.startswith("text/")]
+        elif text or not shown:
+            readable = [kind for kind in output.data if kind != "text/plain" and _ACTION not in kind]
+            what = ", ".join(others or readable) or "a widget without picture or text"
+            (lost if readable else left_out).append(f"cannot show {what}")
             cell.outputs.remove(output)
         output.data, output.metadata = type(output.data)(shown), type(output.metadata)()
     return lost, left_out
@@ -47,7 +51,7 @@ def make_showable(cell: Any, latex_is_known: Callable[[str], bool]) -> tuple[lis
 
 def _shown(cell: Any, output: Any, latex_is_known: Callable[[str], bool]) -> dict[str, str]:
     """The kind that the page shows of an output, and its content; empty if it can show none."""
-    data = {kind: joined(content) for kind, content in output.data.items() if kind != WIDGET_VIEW}
+    data = {kind: joined(content) for kind, content in output.data.items()}
     if PLAYER in output.metadata and "image/png" in data:
         return {"text/html": _player(output.metadata[PLAYER], _image(cell, output, "image/png"))}
     if (markup := data.get("text/html")) and not unsafe(markup) and not fetches(markup):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,7 +62,7 @@ def page(path: Path, paths: Sequence[Path]) -> Page:
             lost += [place + what for what in missing]
             left_out += [place + what for what in idle]
         else:
-            left_out += [f"{place}a picture from another host" for _ in range(_keep_pictures_here(cell))]
+            left_out += [f"{place}leaves out a picture from another host" for _ in range(_keep_pictures_here(cell))]
             cell.source = cell.source.replace(f"({paths[0].name}", f"({START}.ipynb")
     if path == paths[0]:
         lessons = "\n".join(other.stem for other in paths[1:])
@@ -80,8 +81,10 @@ def _read(path: Path) -> Any:
     import nbformat
 
     try:
-        notebook = read_notebook(path)
-    except (ValueError, AttributeError, KeyError, TypeError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # cell ids that are missing or used twice: normalise gives new ones
+            notebook = read_notebook(path)
+    except (ValueError, AttributeError, KeyError, TypeError, nbformat.ValidationError) as error:
         raise ValueError(f"{path.name} is no notebook: {type(error).__name__}: {str(error)[:200]}") from None
     broken = None
     try:
