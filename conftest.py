@@ -1,6 +1,12 @@
-"""Says at once what is wrong when pytest runs in another environment than the chapter's."""
+"""Says at once what is wrong when pytest runs in another environment than the chapter's, and hides the GPUs.
+
+What is tested here trains on the CPU, on machines with GPUs as well: its numbers are the CPU's. tests/gpu alone sees the
+GPUs. They are hidden when this file is imported, which is before anything asks torch for a device.
+"""
 
 import importlib.util
+import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -11,3 +17,17 @@ if missing:
         f"This Python lacks {', '.join(missing)}. Run `make test`, or use .venv/bin/python -m pytest.",
         returncode=4,
     )
+
+HIDING = {"D2L_DEVICE": "cpu", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+given = {name: os.environ.get(name) for name in HIDING if name != "D2L_DEVICE"}
+os.environ.update(HIDING)
+
+
+@pytest.fixture(scope="module")
+def devices_in_sight() -> Iterator[None]:
+    """The tester's own view of the GPUs."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("D2L_DEVICE")
+        for name, value in given.items():
+            patch.delenv(name) if value is None else patch.setenv(name, value)
+        yield
