@@ -7,6 +7,8 @@ GPUs. They are hidden when this file is imported, which is before anything asks 
 import importlib.util
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -23,11 +25,15 @@ given = {name: os.environ.get(name) for name in HIDING if name != "D2L_DEVICE"}
 os.environ.update(HIDING)
 
 
-@pytest.fixture(scope="module")
+@contextmanager
 def devices_in_sight() -> Iterator[None]:
     """The tester's own view of the GPUs."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("D2L_DEVICE")
+        patch.delenv("D2L_DEVICE", raising=False)
         for name, value in given.items():
-            patch.delenv(name) if value is None else patch.setenv(name, value)
+            patch.delenv(name, raising=False) if value is None else patch.setenv(name, value)
         yield
+
+
+def pytest_configure(config: Any) -> None:
+    config.devices_in_sight = devices_in_sight  # for tests/gpu/conftest.py, which cannot import this file

@@ -17,17 +17,33 @@ from tests.gpu import raw_traces
 from tests.ranks.leftovers import none_left
 
 
-@pytest.fixture(scope="module", autouse=True)
-def gpus(devices_in_sight: None) -> Devices:
-    """The GPUs of this machine; a test is skipped where there are none."""
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.gpu)
+
+
+def why_not() -> str:
+    """Why the GPU tests are skipped; "" where they run."""
     if "PYTEST_XDIST_WORKER" in os.environ and driver_found():
-        pytest.skip(
-            "two launches at once on the same GPUs would disturb each other: `make test-gpu` runs one at a time"
-        )
+        return "launches that share GPUs would disturb each other: `make test-gpu` runs one test at a time"
     found = usable_devices()
-    if found.type is None:
-        pytest.skip(f"no GPU that torch can use: {found.reason}")
-    return found
+    return "" if found.type else f"no GPU that torch can use: {found.reason}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: Any, items: list[pytest.Item]) -> None:
+    # As a mark and not in a fixture: pytest then says the reason once a file, and not once a test.
+    lane = [item for item in items if item.get_closest_marker("gpu")]
+    with config.devices_in_sight():
+        if lane and (reason := why_not()):
+            for item in lane:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gpus(pytestconfig: Any) -> Iterator[Devices]:
+    """The GPUs of this machine, which no other tests see."""
+    with pytestconfig.devices_in_sight():
+        yield usable_devices()
 
 
 @pytest.fixture(scope="module", autouse=True)

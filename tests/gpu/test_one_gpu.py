@@ -7,8 +7,6 @@ from d2l_utils.transformer import TransformerConfig
 from tests.gpu import rank_functions as ranks
 from tests.gpu import raw_traces
 
-pytestmark = pytest.mark.gpu
-
 CONFIG = TransformerConfig(layers=4, width=64, length=64)
 RECORDED = {"config": CONFIG, "batch": 24, "steps": 4, "record_step": 3, "allocations": True}
 STRATEGIES = ["single", "zero1", "zero2", "zero3", "fsdp1", "fsdp2", "zero_redundancy"]

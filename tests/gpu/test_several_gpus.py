@@ -18,8 +18,6 @@ from d2l_utils.transformer import TransformerConfig
 from tests.gpu import rank_functions as ranks
 from tests.gpu import raw_traces
 
-pytestmark = pytest.mark.gpu
-
 ROOT = Path(__file__).parents[2]
 CONFIG = TransformerConfig(layers=6, width=256, length=128)
 SETTINGS = {"config": CONFIG, "batch": 24, "steps": 4}
