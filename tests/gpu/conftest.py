@@ -3,6 +3,7 @@
 D2L_GPU_TRACES=FOLDER keeps the profiler's rows of the recorded steps there, for tests/fixtures/traces.
 """
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,22 +22,20 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     item.add_marker(pytest.mark.gpu)
 
 
-def why_not() -> str:
+@functools.cache
+def why_not(config: Any) -> str:
     """Why the GPU tests are skipped; "" where they run."""
     if "PYTEST_XDIST_WORKER" in os.environ and driver_found():
         return "launches that share GPUs would disturb each other: `make test-gpu` runs one test at a time"
-    found = usable_devices()
+    with config.devices_in_sight():
+        found = usable_devices()
     return "" if found.type else f"no GPU that torch can use: {found.reason}"
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: Any, items: list[pytest.Item]) -> None:
-    # As a mark and not in a fixture: pytest then says the reason once a file, and not once a test.
-    lane = [item for item in items if item.get_closest_marker("gpu")]
-    with config.devices_in_sight():
-        if lane and (reason := why_not()):
-            for item in lane:
-                item.add_marker(pytest.mark.skip(reason=reason))
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if reason := why_not(item.config):
+        pytest.skip(reason)  # here and not in a fixture, so that pytest says it in one line for all tests
 
 
 @pytest.fixture(scope="module", autouse=True)
