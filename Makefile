@@ -9,10 +9,10 @@ first = notebooks/00-start.ipynb
 root = $$([ "$$(id -u)" != 0 ] || echo --allow-root)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lab test compare notebooks book check bench soak
+.PHONY: help setup lab test test-gpu compare notebooks book check bench soak
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
 setup: ## only set up, for a class room or a container
 	@sh .ci/setup.sh >/dev/null
@@ -24,6 +24,9 @@ lab: ## open the lessons in JupyterLab, on this machine only
 
 test: ## run every test, the notebooks' included, two at a time
 	$(run) -m pytest -n 2 --dist worksteal $(ARGS)
+
+test-gpu: ## run the tests on GPUs, one at a time, if this machine has any
+	$(run) -m pytest -p no:xdist -m gpu tests/gpu $(ARGS)
 
 compare: ## print what each strategy stores and sends, measured beside the formula
 	$(run) -m chapter19_9.compare $(ARGS)

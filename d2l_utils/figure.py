@@ -18,6 +18,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.transforms import ScaledTranslation
 
+from d2l_utils.alt_text import alternative_text
+
 # A font cache that has to be built anew is told on stderr, in the middle of a lesson.
 logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
 
@@ -49,16 +51,19 @@ class Picture(Figure):
     """A matplotlib Figure that shows itself in a notebook as one PNG, with the same text on every machine.
 
     `alt` is what a notebook stores beside the picture: what kind of picture it is, never a measured value.
+    `titles` are the titles of the pictures that it was put together of, if it was.
     """
 
     alt = "[figure]"
+    titles: tuple[str, ...] = ()
     drawn: np.ndarray | None = None  # what is put together of pictures is drawn already
 
     def _ipython_display_(self) -> None:
         # Not _repr_png_: an inline backend that was told "svg" would add a second, larger copy.
         from IPython.display import display
 
-        display(bundle(self), metadata={"image/png": {"width": self._shown_width()}}, raw=True)
+        metadata = {"image/png": {"width": self._shown_width(), "alt": described(self)}}
+        display(bundle(self), metadata=metadata, raw=True)
 
     def _shown_width(self) -> int:
         return round(self.get_figwidth() * 100)
@@ -176,6 +181,7 @@ def together(figures: Sequence[Figure], columns: int = 2, dpi: float = 110) -> P
     FigureCanvasAgg(sheet)
     sheet.figimage(whole, origin="upper")
     sheet.drawn = whole
+    sheet.titles = tuple(title for one in figures for title in _titles(one))
     sheet.alt = (
         f"[figure: {'; '.join(getattr(one, 'alt', '[figure]')[1:-1].removeprefix('figure: ') for one in figures)}]"
     )
@@ -196,6 +202,15 @@ def pixels(figure: Figure, dpi: float | None = None) -> np.ndarray:
             return np.asarray(canvas.buffer_rgba())[..., :3].copy()
         finally:
             figure.dpi = own
+
+
+def described(figure: Figure, words: str | None = None) -> str:
+    """The picture's alternative text: `words`, or else what kind of picture it is, and then its titles."""
+    return alternative_text(getattr(figure, "alt", "[figure]") if words is None else words, *_titles(figure))
+
+
+def _titles(figure: Figure) -> tuple[str, ...]:
+    return getattr(figure, "titles", ()) or (figure.get_suptitle(),)
 
 
 def bundle(figure: Figure) -> dict[str, str]:

@@ -9,7 +9,9 @@ MathML, which browsers draw by themselves.
 
 import re
 import shutil
+import sys
 import tempfile
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -56,8 +58,9 @@ def build(notebooks: Path, target: Path) -> Path:
         target: the site's folder: a new or empty one, or one that has a site, which only a site without a warning replaces.
 
     Raises:
-        ValueError: there are no notebooks, or the target has something else in it.
-        BookError: Sphinx gave a warning or an error; the message is Sphinx's own.
+        ValueError: there are no notebooks, one of them cannot be read, or the target has something else in it.
+        BookError: an output is of a kind that no page shows; the message names its cell. Or Sphinx gave a warning or
+            an error; the message is Sphinx's own.
     """
     paths = sorted(notebooks.glob("*.ipynb"))
     if not paths:
@@ -72,9 +75,13 @@ def build(notebooks: Path, target: Path) -> Path:
         source, static, site = Path(scratch, "source"), Path(scratch, "static"), Path(scratch, "site")
         source.mkdir()
         static.mkdir()
-        for path in paths:
-            name = START if path == paths[0] else path.stem
-            (source / f"{name}.ipynb").write_text(page(path, paths), encoding="utf-8")
+        pages = {START if path == paths[0] else path.stem: page(path, paths) for path in paths}
+        if lost := [line for made_page in pages.values() for line in made_page.lost]:
+            raise BookError("\n".join([*lost, "Give these outputs a picture or a text, or clear them."]))
+        for name, made_page in pages.items():
+            (source / f"{name}.ipynb").write_text(made_page.source, encoding="utf-8")
+            for line in made_page.left_out:
+                print(line, file=sys.stderr)
         shutil.copy(_HERE / "book.css", static)
         (static / "players.js").write_text(scripts(_HERE / "players.js"), encoding="utf-8")
         title = _title(paths[0])
@@ -84,12 +91,18 @@ def build(notebooks: Path, target: Path) -> Path:
             sphinx = Sphinx(source, None, site, Path(scratch, "trees"), "html", settings, status=None, warning=said)
             sphinx.build(force_all=True)
         if said.getvalue() or sphinx.statuscode:
-            colours = r"\x1b\[[\d;]*m"
-            raise BookError(re.sub(colours, "", said.getvalue()).replace(f"{source}/", "").strip())
+            raise BookError(_with_cells(said.getvalue(), source, paths))
         shutil.rmtree(target, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copytree(site, target, ignore=shutil.ignore_patterns(".*", "_sources", "objects.inv", "*.map"))
     return target / f"{START}.html"
+
+
+def _with_cells(said: str, source: Path, paths: Sequence[Path]) -> str:
+    """Sphinx's messages by the notebooks' own names; myst-nb calls a place in cell 3 line 3xxxx."""
+    said = re.sub(r"\x1b\[[\d;]*m", "", said).replace(f"{source}/", "").strip()
+    said = re.sub(rf"^{START}\.ipynb", paths[0].name, said, flags=re.MULTILINE)
+    return re.sub(r"(\.ipynb):(\d+)\d{4}\b", r"\1, cell \2", said)
 
 
 def _title(path: Path) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from d2l_utils.device import Choice, check_world_size, choose, keep_one_device
 from d2l_utils.garbage import collected_later
-from d2l_utils.launching import environment, errors, folders, helper, limits, output, ranks, recipes, source
+from d2l_utils.launching import environment, errors, folders, helper, limits, output, ranks, recipes, source, turns
 from d2l_utils.launching.commands import agent_arguments, command_for
 from d2l_utils.launching.follow import follow
 
@@ -95,6 +95,7 @@ class Run:
         return recipes.share(self.world_size, nodes) if given is None else given
 
 
+@turns.counted
 def launch(
     function: Callable[..., Any] | str | os.PathLike[str],
     *,

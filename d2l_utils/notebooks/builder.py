@@ -75,7 +75,7 @@ def execute(
         folder: the kernel's working directory: where the notebook is or will be stored.
         name: what messages call the notebook.
         environ: the kernel's environment; by default this process's without the D2L_ settings, which would
-            change a lesson's output.
+            change a lesson's output, and without GPUs, so that every machine builds the same numbers.
         kernel: a manager from `new_kernel` whose running kernel is used instead, and left running.
 
     Raises:
@@ -86,7 +86,8 @@ def execute(
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     if environ is None:
-        environ = {key: value for key, value in os.environ.items() if not key.startswith("D2L_")}
+        own = {key: value for key, value in os.environ.items() if not key.startswith("D2L_")}
+        environ = own | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
     running: dict[str, Any] = {"cell": None, "cell_index": 0}
     client = NotebookClient(
         notebook,

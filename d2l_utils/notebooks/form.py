@@ -19,19 +19,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from d2l_utils.alt_text import alternative_text
+
 HOSTED = "hosted"
 TAGS = {"world-size", "nbval-ignore-output", "raises-exception", "solution", "full-program", HOSTED}
 _METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "name": "python", "pygments_lexer": "ipython3"},
 }
+ALT = "alt"  # of a picture, in the metadata of its kind: nbconvert's classic HTML and the book read it there
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 PLAYER = "d2l-player"  # output metadata: what a widget needs to play on a page without a kernel
 
 
 def tags(cell: Any) -> set[str]:
     """The tags of a cell."""
-    return set(cell.metadata.get("tags", ()))
+    return set(cell.metadata.get("tags") or ())
 
 
 def is_compared(cell: Any) -> bool:
@@ -45,7 +48,7 @@ def comparable(cell: Any) -> list[tuple[str, str]]:
         (kind, text)
         for output in cell.outputs
         for kind, text in texts(output)
-        if kind != WIDGET_VIEW and not kind.startswith("image/") and kind != "traceback"
+        if kind != WIDGET_VIEW and not is_picture(kind) and kind != "traceback"
     ]
 
 
@@ -120,12 +123,30 @@ def _merged(outputs: list[Any]) -> list[Any]:
     return kept
 
 
+def is_picture(kind: str) -> bool:
+    """Whether an output of this kind is drawn."""
+    return kind.startswith("image/")
+
+
+def _alternative(own: Any, data: Any) -> str:
+    """The words in place of a picture: those in its `own` metadata, or the output's text; empty if there are none."""
+    given = own.get(ALT) if isinstance(own, dict) else None
+    return given or alternative_text(joined(data.get("text/plain", "")))
+
+
 def _normalise_output(output: Any, cell: Any, root: Path | None) -> None:
+    import nbformat
+
     if output.output_type == "execute_result":
         output.execution_count = cell.execution_count
-    if "metadata" in output:
-        output.metadata = type(output.metadata)({key: output.metadata[key] for key in {PLAYER} & set(output.metadata)})
     data = output.get("data", {})
+    if "data" in output:
+        own = output.get("metadata", {})
+        kept = {key: own[key] for key in {PLAYER} & set(own)}
+        for kind in sorted(filter(is_picture, data)):
+            if words := _alternative(own.get(kind), data):
+                kept[kind] = {ALT: words}
+        output.metadata = nbformat.from_dict(kept)
     data.pop(WIDGET_VIEW, None)
     if root is None:
         return

@@ -6,13 +6,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from d2l_utils.notebooks.form import HOSTED, TAGS, WIDGET_VIEW, comparable, is_compared, joined, tags, texts
+from d2l_utils.alt_text import is_sentence
+from d2l_utils.notebooks.form import (
+    ALT,
+    HOSTED,
+    TAGS,
+    WIDGET_VIEW,
+    comparable,
+    is_compared,
+    is_picture,
+    joined,
+    tags,
+    texts,
+)
 
 MOST_LINES = 16
 MOST_BYTES = 1_000_000
 
 _UNSAFE = re.compile(r"<script|<iframe|\bon\w+=", re.IGNORECASE)
 _REMOTE = re.compile(r"!\[[^\]]*\]\(\s*https?:|src\s*=\s*[\"']?https?:", re.IGNORECASE)
+_WITHOUT_WORDS = re.compile(r"!\[\s*\]|<img\b(?![^>]*\balt\s*=\s*([\"'])(?!\1))", re.IGNORECASE)
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 
 # What differs from run to run or from machine to machine, and so may not stand in an output that is compared.
@@ -42,6 +55,21 @@ def problems(notebook: Any, folder: Path | None = None) -> list[str]:
         check = _code_problems(cell) if cell.cell_type == "code" else _prose_problems(cell, folder)
         found += [f"cell {number} ({_first_line(cell)}): {problem}" for problem in check]
     return found
+
+
+def without_words(text: str) -> bool:
+    """Whether Markdown holds a picture without an alternative text."""
+    return bool(_WITHOUT_WORDS.search(text))
+
+
+def unsafe(text: str) -> bool:
+    """Whether HTML or Markdown holds a script or a frame."""
+    return bool(_UNSAFE.search(text))
+
+
+def fetches(text: str) -> bool:
+    """Whether HTML or Markdown makes a browser ask another host for a picture or a script."""
+    return bool(_REMOTE.search(text))
 
 
 def disagreements(text: Any, built: Any) -> list[str]:
@@ -78,9 +106,11 @@ def _notebook_problems(notebook: Any) -> Iterator[str]:
 
 
 def _prose_problems(cell: Any, folder: Path | None) -> Iterator[str]:
-    if _REMOTE.search(cell.source):
+    if fetches(cell.source):
         yield "fetches something from the network"
-    if _UNSAFE.search(cell.source):
+    if without_words(cell.source):
+        yield "holds a picture without an alternative text"
+    if unsafe(cell.source):
         yield "holds HTML that GitHub and an untrusted JupyterLab drop"
     if re.search(r"^(```|:::+)\{", cell.source, re.MULTILINE):
         yield "holds a MyST directive, which Jupyter shows as code"
@@ -118,13 +148,17 @@ def _output_problems(output: Any, compared: bool) -> Iterator[str]:
     data = output.get("data", {})
     if data and not data.get("text/plain"):
         yield "an output has no text"
+    for kind in filter(is_picture, data):
+        told = output.metadata.get(kind, {}).get(ALT)
+        if not is_sentence(told):
+            yield f"a stored picture has no alternative text: {kind} has {told!r}, where a sentence must stand"
     if WIDGET_VIEW in data:
         yield "stores a widget view without its state, which shows as an error"
     drawn = {"image/svg+xml", "image/jpeg", "application/javascript"} & set(data)
-    if (drawn or _UNSAFE.search(joined(data.get("text/html", "")))) and "image/png" not in data:
+    if (drawn or unsafe(joined(data.get("text/html", "")))) and "image/png" not in data:
         yield "an output has no PNG, so GitHub and an untrusted JupyterLab show nothing"
     for kind, text in texts(output):
-        if kind.startswith("image/") or kind in (WIDGET_VIEW, "traceback"):
+        if is_picture(kind) or kind in (WIDGET_VIEW, "traceback"):
             continue
         for what, pattern in _UNSTABLE.items() if compared else ():
             if match := pattern.search(text):

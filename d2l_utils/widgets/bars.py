@@ -129,7 +129,9 @@ class MemorySlider(anywidget.AnyWidget):
         data, metadata = made if isinstance(made, tuple) else (made or {}, {})
         names = ("title", "knobs", "bars", "parts", "mark", "values", "points", "at")
         alone = stored("bars.js", **{name: getattr(self, name) for name in names})
-        return {**data, **style.bundle(self.picture()), "text/plain": self.text()}, {**metadata, **alone}
+        picture, text = self.picture(), self.text()
+        told = {"image/png": {"alt": style.described(picture, text)}}
+        return {**data, **style.bundle(picture), "text/plain": text}, {**metadata, **alone, **told}
 
 
 def _choices(name: str, allowed: Any) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class BatchPanel:
             f"{self._sentence()}"
         )
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> parts.Bundle:
         return parts.bundle(self.view, self.figure, self.text())
 
     def _forwards(self) -> None:

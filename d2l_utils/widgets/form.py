@@ -99,7 +99,7 @@ class FormPanel:
         told = "" if self.result is None else self._describe(self.result)
         return f"[{self.title}; fields: {names}]\n{told}"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> parts.Bundle:
         return parts.bundle(self.view, self.figures[0] if self.figures else None, self.text())
 
     def _refuse(self, error: ValueError) -> None:

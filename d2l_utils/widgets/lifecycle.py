@@ -14,7 +14,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from d2l_utils.figure import png
+from d2l_utils.figure import described, png
 from d2l_utils.filmstrip import Film, check, filmstrip
 from d2l_utils.widgets.stored import stored
 
@@ -58,9 +58,10 @@ class ShardLifecycle(anywidget.AnyWidget):
     def _repr_mimebundle_(self, **options: Any) -> Any:
         made = super()._repr_mimebundle_(**options)
         data, metadata = made if isinstance(made, tuple) else (made or {}, {})
-        picture = png(filmstrip(*self.films))
-        data = {**data, "text/plain": self.text(), "image/png": base64.b64encode(picture).decode("ascii")}
-        return data, {**metadata, **stored("lifecycle.js", films=self.films, steps=self.steps, step=self.step)}
+        picture, text = filmstrip(*self.films), self.text()
+        data = {**data, "text/plain": text, "image/png": base64.b64encode(png(picture)).decode("ascii")}
+        alone = stored("lifecycle.js", films=self.films, steps=self.steps, step=self.step)
+        return data, {**metadata, **alone, "image/png": {"alt": described(picture, text)}}
 
 
 def aligned(films: Sequence[Film]) -> list[list[int]]:

@@ -1,5 +1,6 @@
 """A lesson's run behind knobs: release one, the run repeats on real ranks and the figure redraws."""
 
+import contextlib
 import inspect
 import re
 import threading
@@ -11,6 +12,7 @@ import ipywidgets
 from matplotlib.figure import Figure
 
 from d2l_utils.garbage import collected_later
+from d2l_utils.launching.turns import alone
 from d2l_utils.widgets import parts
 from d2l_utils.widgets.capture import printed_here
 
@@ -34,6 +36,7 @@ class LivePanel:
 
     The first run happens at once, in the calling thread, and its error is raised: a stored notebook holds
     a real figure. Later runs have their own thread, one per released value; while one runs the knobs are off.
+    A later run waits while a launch of a cell or of another panel is on, and says so.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class LivePanel:
         self._idle.set()
 
         self._begin()
-        self._work(time.perf_counter())
+        self._work(time.perf_counter(), contextlib.nullcontext())
         if self.error is not None:
             raise self.error
         for control in self.knobs.values():
@@ -136,7 +139,7 @@ class LivePanel:
             widget.close()
         self.view.close()
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> parts.Bundle:
         return parts.bundle(self.view, self.figure, self.text())
 
     def text(self) -> str:
@@ -151,7 +154,7 @@ class LivePanel:
 
     def _start(self, released: float) -> None:
         if self._begin():
-            self._work(released)
+            self._work(released, alone(self._stop, self._say_waiting))
 
     def _begin(self) -> bool:
         with self._lock:
@@ -161,20 +164,22 @@ class LivePanel:
             self._idle.clear()
             return True
 
-    def _work(self, released: float) -> None:
-        """One run, from the knobs' values to the redrawn figure; an error is shown and kept, not raised."""
+    def _work(self, released: float, turn: contextlib.AbstractContextManager[None]) -> None:
+        """One run in its turn, from the knobs' values to the redrawn figure; an error is shown and kept, not raised."""
         values = self.values
         extra = {"stop": self._stop} if self._takes_stop else {}
         self._switch(running=True)
         for slot in self.slots.values():
             slot.value = ""
-        self.status.value = parts.running(f"running: {parts.told(values)}" if values else "running")
         self.error, printed = None, _Printed(self.log)
         try:
             with printed_here(printed.write):
-                began = time.perf_counter()
-                result = self._run(**values, **extra)
-                ran = time.perf_counter() - began
+                with turn:
+                    self._switch(running=True)
+                    self.status.value = parts.running(f"running: {parts.told(values)}" if values else "running")
+                    began = time.perf_counter()
+                    result = self._run(**values, **extra)
+                    ran = time.perf_counter() - began
                 with collected_later():
                     figure = self._draw(result)
                     drawn = parts.image(figure)
@@ -197,6 +202,11 @@ class LivePanel:
             with self._lock:
                 self._busy = False
             self._idle.set()
+
+    def _say_waiting(self) -> None:
+        what = f": {parts.told(self.values)}" if self.knobs else ""
+        self.status.value = parts.running(f"waiting for the end of another launch{what}")
+        self.stop_button.disabled = False
 
     def _switch(self, running: bool) -> None:
         for control in (*self.knobs.values(), self.again):

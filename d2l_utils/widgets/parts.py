@@ -8,7 +8,7 @@ from typing import Any
 import ipywidgets
 from matplotlib.figure import Figure
 
-from d2l_utils.figure import png
+from d2l_utils.figure import described, png
 
 
 def knob(name: str, allowed: Any, start: Any = None) -> ipywidgets.Widget:
@@ -53,7 +53,7 @@ def knob(name: str, allowed: Any, start: Any = None) -> ipywidgets.Widget:
 def image(figure: Figure, dpi: float | None = None) -> str:
     """The figure as an HTML image with a text alternative, drawn at ``dpi`` dots an inch (default: its own)."""
     data = base64.b64encode(png(figure, dpi, quick=True)).decode("ascii")
-    alt = html.escape(getattr(figure, "alt", "[figure]").strip("[]"), quote=True)
+    alt = html.escape(described(figure), quote=True)
     width = round(figure.get_figwidth() * 100)
     return f'<img alt="{alt}" width="{width}" style="max-width:100%" src="data:image/png;base64,{data}">'
 
@@ -108,13 +108,17 @@ def told(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} = {value}" for name, value in values.items())
 
 
-def bundle(view: ipywidgets.Widget, figure: Figure | None, text: str) -> dict[str, Any]:
+Bundle = tuple[dict[str, Any], dict[str, Any]]  # an output's data and its metadata
+
+
+def bundle(view: ipywidgets.Widget, figure: Figure | None, text: str) -> Bundle:
     """The widget, and beside it a PNG and stable text: stored notebooks keep only those two."""
     data: dict[str, Any] = dict(view._repr_mimebundle_())
     data["text/plain"] = text
-    if figure is not None:
-        data["image/png"] = base64.b64encode(png(figure)).decode("ascii")
-    return data
+    if figure is None:
+        return data, {}
+    data["image/png"] = base64.b64encode(png(figure)).decode("ascii")
+    return data, {"image/png": {"alt": described(figure, text)}}
 
 
 def _check(name: str, value: Any, allowed: Any) -> None:

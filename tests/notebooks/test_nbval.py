@@ -29,7 +29,9 @@ each_lesson = pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: pa
 
 
 def environment() -> dict[str, str]:
-    """This process's, with the world size that notebooks are built at; set only where the machine has another."""
+    """This process's, in which the GPUs are hidden, with the world size that notebooks are built at; set only where the
+    machine has another."""
+    assert (os.environ["D2L_DEVICE"], os.environ["CUDA_VISIBLE_DEVICES"]) == ("cpu", "")
     environ = {key: value for key, value in os.environ.items() if key != "D2L_WORLD_SIZE"}
     return environ if default_world_size() == STORED_WORLD_SIZE else environ | {"D2L_WORLD_SIZE": "4"}
 

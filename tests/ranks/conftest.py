@@ -32,5 +32,5 @@ def one_helper():
 @pytest.fixture(autouse=True)
 def own_threads(monkeypatch):
     """A number of threads that the tester's shell set would hide what launch sets."""
-    for name in [n for n in os.environ if n in ("OMP_NUM_THREADS", "D2L_WORLD_SIZE", "D2L_DEVICE")]:
+    for name in [n for n in os.environ if n in ("OMP_NUM_THREADS", "D2L_WORLD_SIZE")]:
         monkeypatch.delenv(name)

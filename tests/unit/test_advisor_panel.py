@@ -7,6 +7,7 @@ import pytest
 from chapter19_9.choosing.advisor import Question
 from chapter19_9.choosing.panel import OWN, AdvisorPanel
 from chapter19_9.choosing.presets import PRESETS, own
+from d2l_utils.alt_text import is_sentence
 from d2l_utils.figure import png
 from d2l_utils.flow import Box, flow
 from d2l_utils.plots import curves
@@ -55,7 +56,8 @@ def test_a_change_is_answered_at_once_and_an_error_stands_beside_its_field():
     with panel.together():
         panel.fields["number"].value, panel.fields["other"].value = 4, 5
     assert (panel.result, len(calls)) == (20, before + 1)
-    stored = panel._repr_mimebundle_()
+    stored, metadata = panel._repr_mimebundle_()
+    assert is_sentence(metadata["image/png"]["alt"])
     assert stored["text/plain"] == panel.text() and stored["image/png"]
 
 

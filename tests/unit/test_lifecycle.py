@@ -249,7 +249,8 @@ def test_what_is_no_film_is_refused(film):
 
 def test_the_player_stores_a_picture_and_words_that_no_run_changes(film):
     player = ShardLifecycle(film, step=3)
-    data, _ = player._repr_mimebundle_()
+    data, metadata = player._repr_mimebundle_()
+    assert metadata["image/png"]["alt"].startswith("Shard lifecycle: FSDP2, reshard after forward, 2 ranks; columns:")
     assert base64.b64decode(data["image/png"]).startswith(b"\x89PNG")
     assert "application/vnd.jupyter.widget-view+json" in data
     slower = [replace(one, recording=replace(one.recording, seconds=0.02)) for one in (gathered(0), gathered(1))]

@@ -127,3 +127,16 @@ def test_what_a_player_needs_is_kept_and_nothing_else_of_an_outputs_metadata() -
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("t", outputs=[output])])
     normalise(notebook)
     assert notebook.cells[0].outputs[0].metadata == kept
+
+
+def test_a_picture_gets_its_outputs_text_as_alternative_text_and_keeps_its_own() -> None:
+    def told(metadata: dict[str, Any], **data: str) -> Any:
+        output = new_output("display_data", {"image/png": "eA==", "image/svg+xml": "<svg/>", **data}, metadata=metadata)
+        (cell,) = normal(code("1", output)).cells
+        return cell.outputs[0].metadata
+
+    text = {"text/plain": "[figure: curves]"}
+    assert told({}, **text) == {kind: {"alt": "Figure: curves."} for kind in ("image/png", "image/svg+xml")}
+    own = {"image/png": {"alt": "Loss falls.", "width": 7}, "image/svg+xml": None}
+    assert told(own, **text) == {"image/png": {"alt": "Loss falls."}, "image/svg+xml": {"alt": "Figure: curves."}}
+    assert told({}) == {}

@@ -89,7 +89,6 @@ def test_n01_stderr_is_refused_even_where_nothing_is_compared() -> None:
     ("data", "problem"),
     [
         ({"text/plain": "Panel", WIDGET_VIEW: "{}", "image/png": "eA=="}, None),  # normalise takes the view away
-        ({"image/png": "eA=="}, "an output has no text"),
         (
             {"text/plain": "x", "image/svg+xml": "<svg/>"},
             "an output has no PNG, so GitHub and an untrusted JupyterLab show nothing",
@@ -103,6 +102,36 @@ def test_n01_stderr_is_refused_even_where_nothing_is_compared() -> None:
 )
 def test_w09_every_picture_has_a_png_and_a_text(data: dict[str, str], problem: str | None) -> None:
     assert found(code("x", shown(data))) == ([problem] if problem else [])
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        ({"image/png": "eA=="}, None),
+        ({"image/png": "eA==", "text/plain": "<Figure size 640x480 with 1 Axes>"}, "<Figure"),
+    ],
+)
+def test_a_stored_picture_without_an_alternative_text_is_refused(data: dict[str, str], told: str | None) -> None:
+    problem = [problem for problem in found(code("x", shown(data))) if "no alternative text" in problem]
+    assert len(problem) == 1 and str(told) in problem[0]
+    notebook = new_notebook(cells=[code("x", shown({"image/png": "eA==", "text/plain": "[figure: curves]"}))])
+    assert any("no alternative text: image/png has None" in problem for problem in problems(notebook)), "not normalised"
+
+
+@pytest.mark.parametrize(
+    ("source", "silent"),
+    [
+        ("![](images/a.png)", True),
+        ("![ ](images/a.png)", True),
+        ("![Two ranks](images/a.png)", False),
+        ("[](a.ipynb)", False),
+        ('<img src="images/a.png">', True),
+        ('<img alt="" src="images/a.png">', True),
+        ("<img src='images/a.png' alt='Two ranks'>", False),
+    ],
+)
+def test_a_picture_in_prose_needs_an_alternative_text(source: str, silent: bool) -> None:
+    assert found(new_markdown_cell(source)) == ["holds a picture without an alternative text"] * silent
 
 
 def test_w01_a_stored_widget_view_is_refused() -> None:
@@ -152,7 +181,7 @@ def test_an_error_must_be_meant() -> None:
     ("text", "problem"),
     [
         ("![a](https://example.com/a.png)", "fetches something from the network"),
-        ("<img src='http://example.com/a.png'>", "fetches something from the network"),
+        ("<img alt='a' src='http://example.com/a.png'>", "fetches something from the network"),
         ("<script>1</script>", "holds HTML that GitHub and an untrusted JupyterLab drop"),
         ("```{note}\nhi\n```", "holds a MyST directive, which Jupyter shows as code"),
         (":::{note}\nhi\n:::", "holds a MyST directive, which Jupyter shows as code"),

@@ -43,7 +43,7 @@ def test_batch_panel_is_live_in_both_directions():
     panel.wanted["ranks"].value = 4
     assert len(panel.ways) == 8
     assert panel.answer.value.count("<tr>") == 9
-    bundle = panel._repr_mimebundle_()
+    bundle, _ = panel._repr_mimebundle_()
     assert bundle["text/plain"].splitlines()[1:] == [
         "2 samples × 8 ranks × 16 passes = 256",
         "512 on 4 ranks: 8 ways",
