@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -103,32 +102,6 @@ def check_gradients(model: nn.Module) -> None:
             f"no gradient for {', '.join(map(repr, unused))}: forward did not use them. DDP would stop in "
             "its second step: freeze or remove them, or wrap with find_unused_parameters=True"
         )
-
-
-# What torch says -> what it means. Found in the messages of errors that sharded models raise.
-_MEANINGS = (
-    (
-        "mixed torch.Tensor and DTensor",
-        "a part of a sharded model was called by itself: its weights are gathered when the module that "
-        "fully_shard was applied to is called. Call that one. A plain state dict goes in with set_model_state_dict",
-    ),
-    (
-        "shared with a parameter already managed|shared/tied parameters",
-        "a tied weight is in two units: leave both its users in the root, or shard them together with "
-        "fully_shard([one, other])",
-    ),
-    (
-        "data is not allocated yet|storage of size 0|size of tensor a \\(0\\)|expected size for first two dimensions",
-        "the weights were freed and not gathered again: a sharded unit has them only inside its own forward and "
-        "backward",
-    ),
-)
-
-
-def explained(error: BaseException) -> str | None:
-    """What a torch error means for a sharded model, in a sentence; None when it is not one of these."""
-    text = str(error)
-    return next((meaning for pattern, meaning in _MEANINGS if re.search(pattern, text, re.IGNORECASE)), None)
 
 
 def check_same(value: int, name: str) -> int:

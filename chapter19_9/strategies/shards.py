@@ -174,9 +174,20 @@ def place() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
+def check_plain(model: nn.Module) -> None:
+    """ValueError when the model, or a module in it, was sharded or wrapped before: what shards it takes plain ones."""
+    wrappers = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
+    for name, module in model.named_modules():
+        if "flats" in vars(module) or wrappers & {kind.__name__ for kind in type(module).__mro__}:
+            raise ValueError(
+                f"this model is already sharded ({name or 'as a whole'}): make a new one and shard it once"
+            )
+
+
 @torch.no_grad()
 def broadcast(model: nn.Module) -> None:
-    """Give every rank rank 0's parameters and buffers."""
+    """Give every rank rank 0's parameters and buffers. ValueError when the model is sharded already."""
+    check_plain(model)
     if dist.is_initialized():
         for tensor in [*model.parameters(), *model.buffers()]:
             dist.broadcast(tensor, src=0)

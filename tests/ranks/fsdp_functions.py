@@ -8,9 +8,10 @@ from torch import nn
 from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType, fully_shard
 from torch.distributed.tensor import DTensor
 
-from chapter19_9.checks import explained
-from chapter19_9.strategies import fsdp1, fsdp2
-from chapter19_9.strategies.shards import global_norm
+from chapter19_9 import strategies
+from chapter19_9.strategies import fsdp1, fsdp2, zero3
+from chapter19_9.strategies.shards import flats_of, global_norm
+from d2l_utils.launching.meanings import explained
 from d2l_utils.memory import held
 from d2l_utils.text import sequences
 from d2l_utils.transformer import Transformer, TransformerConfig
@@ -75,13 +76,13 @@ def saved(everywhere):
     return names, ours, old, [str(warning.message) for warning in caught]
 
 
-def warned(strategies):
+def warned(names):
     """Warnings of a whole training with each strategy."""
     from chapter19_9.train import train
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for strategy in strategies:
+        for strategy in names:
             train(strategy, CONFIG, steps=2, batch=6)
     return [f"{warning.category.__name__}: {warning.message}" for warning in caught]
 
@@ -168,3 +169,34 @@ def after_forward(root):
     between = whole()
     loss.backward()
     return before, between, whole()
+
+
+def sharded_twice(strategy):
+    """What a strategy's shard says of a model that it has sharded, and of one that has a sharded module in it."""
+    module = strategies.get(strategy).load()
+    model = module.shard(Transformer(CONFIG), CPU)
+    outer = nn.Sequential(nn.Linear(2, 2), model)
+    return said(module.shard, model, CPU)[0], said(module.shard, outer, CPU)[0]
+
+
+def root_before_child():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fully_shard(model)
+    fully_shard(model[0])
+
+
+def sharded_then_wrapped():
+    nn.parallel.DistributedDataParallel(fully_shard(nn.Linear(4, 4)))
+
+
+def gathered_once():
+    """A second backward of one graph, with weights that went after the first."""
+    model = zero3.shard(Transformer(CONFIG), CPU)
+    loss = model(*text())
+    for flat in flats_of(model):
+        flat.fetch = lambda: None
+    loss.backward()
+
+
+def without_its_device():
+    FullyShardedDataParallel(Transformer(CONFIG))
