@@ -24,7 +24,9 @@ from torch import Tensor, nn
 
 from chapter19_9 import combining, strategies
 from chapter19_9.checks import (
+    check_averages_once,
     check_batch,
+    check_changed,
     check_checkpoints,
     check_gradients,
     check_optimizer,
@@ -122,7 +124,7 @@ def train(
                     the text goes on from another place.
 
     Raises ValueError before the first step when an argument does not fit, or the ranks start from different
-    weights.
+    weights; RuntimeError when this PyTorch's collectives do not average, and at the end when no weight has changed.
     """
     rank, n, device = where()
     facts, settings = strategies.get(strategy), dict(options or {})
@@ -145,6 +147,7 @@ def train(
     if unknown := settings.keys() - inspect.signature(module.shard).parameters.keys():
         raise ValueError(f"{', '.join(unknown)}: strategy {strategy!r} has no such setting")
 
+    check_averages_once(device)  # a wrong average would train on, and the ranks would agree
     plain = Transformer(replace(config, seed=config.seed + rank) if seed_by_rank else config)
     sizes = unsharded(plain) if lifecycle_step is not None else {}
     if checkpointing:
@@ -206,6 +209,8 @@ def train(
         if checkpoints:
             checkpoints.after(step + 1, model, optimizer)
     changed = on_any_rank(digest_of(at_hand(own_weights(model))) != before, device)
+    if not changed and lr and precision != "fp16":  # whose loss scale may have left out every step
+        check_changed(model, steps - first, lr)
     agree = None
     if agreement:
         after = digest_of(tensor for _, tensor in weights_of())

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from chapter19_9 import theory
+from chapter19_9.checks import check_averages
 from chapter19_9.strategies import STRATEGIES
 from chapter19_9.train import train
 from d2l_utils import LaunchError, launch
@@ -131,3 +132,40 @@ def test_what_an_error_of_torch_means_stands_under_it(function, torch_says, it_m
     head, *below = caught.value.message.splitlines()
     assert torch_says in head and "What it means" not in head
     assert sum(line.startswith("What it means: ") and it_means in line for line in below) == 1, below
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1", "ddp"])
+def test_gradients_that_wait_are_not_taken_for_unused_ones(strategy):
+    """FSDP1's and DDP's own gradients are there while they wait; FSDP1's empty shard of a bias never has one."""
+    for inside, after, whole in run(ranks.waiting, 2, strategy=strategy):
+        if strategy == "fsdp2":
+            assert f"the gradients of 'weight', 'bias' wait unsharded on this rank ({whole} B)" in inside
+            assert "set_requires_gradient_sync(True)" in inside and "find_unused_parameters" not in inside
+        else:
+            assert inside == ""
+        assert after == ""
+
+
+def test_a_training_that_changed_no_weight_is_an_error_with_its_cause():
+    with pytest.raises(
+        LaunchError, match=r"RuntimeError: 2 steps at lr=0.001 changed no weight: gradients wait unsharded"
+    ):
+        run(ranks.trained_waiting, 2)
+
+
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_reduce"])
+def test_an_average_that_is_a_sum_is_an_error_before_the_first_step(collective):
+    for said, steps in run(ranks.sums, 2, collective=collective):
+        assert said.startswith(f"RuntimeError: gloo's {collective} with ReduceOp.AVG is wrong in this PyTorch")
+        assert "of the numbers 1 to 2 it gave 3, right is 1.5. Gradients would be 2 times" in said
+        assert steps == []
+
+
+def test_a_reader_can_launch_the_check_of_averages():
+    right = {"reduce_scatter SUM": 6.0, "all_reduce SUM": 6.0, "reduce_scatter AVG": 2.0, "all_reduce AVG": 2.0}
+    assert run(check_averages, 3) == [right] * 3
+
+
+def test_the_check_of_averages_is_in_no_recorded_step():
+    for first, later in run(ranks.recorded_first_step, 2):
+        assert first == later
