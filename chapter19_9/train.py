@@ -120,8 +120,8 @@ def train(
     differences, weights : measure these for the result too. agreement: ask whether the ranks agree at the end, which
                     gathers weights that are in shards, one by one.
     checkpoints   : where to save, and to go on from the newest; ``steps`` counts those behind it too, and one of them
-                    that was to be recorded is not. What is no state is the caller's to keep: with another ``batch``
-                    the text goes on from another place.
+                    that was to be recorded is not. Another ``batch`` has to be asked for, by
+                    ``Checkpoints(another_batch=True)``; what else is no state is the caller's to keep.
 
     Raises ValueError before the first step when an argument does not fit, or the ranks start from different
     weights; RuntimeError when this PyTorch's collectives do not average, and at the end when no weight has changed.
@@ -171,7 +171,7 @@ def train(
     pause = getattr(module, "accumulating", None)
     pausing = nullcontext if pause is None or sync_every else lambda: pause(model)
     own_weights = kept_of or nn.Module.parameters
-    first = checkpoints.resume(model, optimizer, steps) if checkpoints else 0
+    first = checkpoints.resume(model, optimizer, steps, batch) if checkpoints else 0
     before = digest_of(at_hand(own_weights(model)))
 
     kept: dict[str, list[float]] = {name: [] for name in ("losses", "local", "norms", "seconds", "differences")}
@@ -207,7 +207,7 @@ def train(
         if differences:
             kept["differences"].append(largest_difference([tensor for _, tensor in weights_of()]))
         if checkpoints:
-            checkpoints.after(step + 1, model, optimizer)
+            checkpoints.after(step + 1, model, optimizer, batch)
     changed = on_any_rank(digest_of(at_hand(own_weights(model))) != before, device)
     if not changed and lr and precision != "fp16":  # whose loss scale may have left out every step
         check_changed(model, steps - first, lr)

@@ -35,7 +35,7 @@ def shard(model: nn.Module, device: torch.device, bucket_mb: float | None = None
 
 def optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """AdamW with torch's defaults: an ordinary optimizer over the whole model, the same on every rank."""
-    return torch.optim.AdamW(model.parameters(), lr=lr)
+    return torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
 
 
 def accumulating(model: DistributedDataParallel) -> AbstractContextManager[None]:

@@ -166,6 +166,8 @@ def optimizer(
     if unknown := options.keys() - found.keys():
         raise ValueError(f"options has {', '.join(map(repr, unknown))}: the groups are {', '.join(map(repr, found))}")
     groups = [{"params": parameters, **options.get(label, {})} for label, parameters in found.items()]
+    if make is torch.optim.AdamW:
+        common.setdefault("fused", True)  # as all strategies: on a GPU the other ways take M_P of memory for a moment
     return make(groups, lr=lr, **common)
 
 
