@@ -186,7 +186,7 @@ def test_its_process_sees_no_gpu_whatever_the_reader_s_sees(monkeypatch):
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     monkeypatch.setattr(subprocess, "Popen", started)
-    with pytest.raises(OSError, match="^'' ''$"):
+    with pytest.raises(OSError, match=r"^'' ''$"):
         dry_run(Plan("gpt2", "fsdp2"), output="quiet")
 
 
