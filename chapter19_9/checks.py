@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
@@ -93,11 +92,16 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def check_gradients(model: nn.Module) -> None:
-    """ValueError naming the parameters that backward left without a gradient: forward did not use them.
+    """ValueError naming the parameters that backward left without a gradient, and why: FSDP2 was told to keep gradients
+    whole, or forward did not use them.
 
-    DDP waits for every gradient: it trains one step and stops in the second, whatever the cause.
+    DDP waits for every gradient: it trains one step and stops in the second, whatever the cause. Whether gradients are
+    averaged yet is not asked: inside ``no_sync``, DDP's and FSDP1's are this rank's own.
     """
-    unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    if waiting := waiting_gradients(model):
+        raise ValueError(f"the gradients of {', '.join(map(repr, waiting))} {_WAIT.format(sum(waiting.values()))}")
+    # a parameter of no elements is one whose shard is empty here
+    unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None and p.numel()]
     if unused:
         raise ValueError(
             f"no gradient for {', '.join(map(repr, unused))}: forward did not use them. DDP would stop in "
@@ -105,30 +109,81 @@ def check_gradients(model: nn.Module) -> None:
         )
 
 
-# What torch says -> what it means. Found in the messages of errors that sharded models raise.
-_MEANINGS = (
-    (
-        "mixed torch.Tensor and DTensor",
-        "a part of a sharded model was called by itself: its weights are gathered when the module that "
-        "fully_shard was applied to is called. Call that one. A plain state dict goes in with set_model_state_dict",
-    ),
-    (
-        "shared with a parameter already managed|shared/tied parameters",
-        "a tied weight is in two units: leave both its users in the root, or shard them together with "
-        "fully_shard([one, other])",
-    ),
-    (
-        "data is not allocated yet|storage of size 0|size of tensor a \\(0\\)|expected size for first two dimensions",
-        "the weights were freed and not gathered again: a sharded unit has them only inside its own forward and "
-        "backward",
-    ),
+_WAIT = (
+    "wait unsharded on this rank ({:,} B): backward ran with gradient sync off. Call "
+    "model.set_requires_gradient_sync(True) before the last backward of a step"
 )
 
 
-def explained(error: BaseException) -> str | None:
-    """What a torch error means for a sharded model, in a sentence; None when it is not one of these."""
-    text = str(error)
-    return next((meaning for pattern, meaning in _MEANINGS if re.search(pattern, text, re.IGNORECASE)), None)
+def waiting_gradients(model: nn.Module) -> dict[str, int]:
+    """{name: bytes} of the whole gradients that FSDP2 keeps on this rank while gradient sync is off; no parameter has
+    them as its ``grad``."""
+    found = {}
+    for module in model.modules():
+        state = getattr(module, "_get_fsdp_state", lambda: None)()
+        for group in getattr(state, "_fsdp_param_groups", ()):
+            for one in group.fsdp_params:
+                gradient = one.unsharded_accumulated_grad
+                if gradient is None:
+                    gradient = getattr(getattr(one, "_unsharded_param", None), "grad", None)
+                if gradient is not None:
+                    found[one._param_fqn] = gradient.nbytes
+    return found
+
+
+def check_changed(model: nn.Module, steps: int, lr: float) -> None:
+    """RuntimeError that says why a training has changed no weight on any rank."""
+    waiting = waiting_gradients(model)
+    why = (
+        f"gradients {_WAIT.format(sum(waiting.values()))}"
+        if waiting
+        else ("the optimizer was given no gradients, or trains other tensors than the model's")
+    )
+    raise RuntimeError(f"{steps} steps at lr={lr:g} changed no weight: {why}")
+
+
+_checked: set[tuple[str, int]] = set()
+
+
+def check_averages_once(device: torch.device) -> None:
+    """``check_averages``, in a process once for each backend and number of ranks; a millisecond or two."""
+    import torch.distributed as dist
+
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        key = dist.get_backend(), dist.get_world_size()
+        if key not in _checked:
+            check_averages(device)
+            _checked.add(key)
+
+
+def check_averages(device: torch.device | None = None) -> dict[str, float]:
+    """Sum and average known numbers over the ranks, with the collectives and operations that DDP and FSDP2 use.
+
+    Returns {collective and operation: what came out}. RuntimeError when one is wrong: some releases of gloo give the sum
+    where the average was asked for, and training goes on with gradients that are N times too large. Every rank must call
+    it; a launched function needs no ``device``.
+    """
+    import torch
+    import torch.distributed as dist
+
+    from d2l_utils.device import rank_device
+
+    rank, n, device = dist.get_rank(), dist.get_world_size(), device or rank_device()
+    scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # the first since torch 2.13
+    found = {}
+    for op, expected in (("SUM", n * (n + 1) / 2), ("AVG", (n + 1) / 2)):
+        whole, part = torch.full((n,), rank + 1.0, device=device), torch.empty(1, device=device)
+        scatter(part, whole, op=getattr(dist.ReduceOp, op))
+        dist.all_reduce(whole, op=getattr(dist.ReduceOp, op))
+        for collective, value in (("reduce_scatter", part.item()), ("all_reduce", whole[0].item())):
+            found[f"{collective} {op}"] = value
+            if abs(value - expected) > 1e-3 * expected:
+                raise RuntimeError(
+                    f"{dist.get_backend()}'s {collective} with ReduceOp.{op} is wrong in this PyTorch ({torch.__version__}): of the "
+                    f"numbers 1 to {n} it gave {value:g}, right is {expected:g}. Gradients would be {value / expected:g} "
+                    "times as large as they should be"
+                )
+    return found
 
 
 def check_same(value: int, name: str) -> int:

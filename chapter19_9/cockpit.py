@@ -68,6 +68,8 @@ class Flown:
         """Strategy and ranks, and what else is not as in another run."""
         apart = [knob for knob in self.values if other and self.values[knob] != other.values[knob]]
         more = [f"{knob} {self.values[knob]}" for knob in apart if knob not in ("strategy", "world_size")]
+        if other and self.run.device != other.run.device:
+            more.append(f"on the {'CPU' if self.run.device == 'cpu' else 'GPU'}")
         return "\n".join([f"{self.values['strategy']}, N = {self.run.world_size}", *more])
 
     @property
@@ -134,6 +136,7 @@ def fly(world_size: int, stop: threading.Event | None = None, *, film: bool = Tr
     run = launch(
         train,
         world_size=world_size,
+        device=None if link is None else "cpu",  # a link is pretended for CPU ranks
         output="quiet",
         stop=stop,
         strategy=values["strategy"],

@@ -99,13 +99,14 @@ def compare(
     steps: int = 6,
     batch: int = 8,
     timeout: float = 60.0,
+    device: str | None = None,
     each: Callable[[Row], None] | None = None,
 ) -> list[Row]:
     """Train every strategy at every world size on real ranks, and put what was measured beside the formulas.
 
     One process on the whole batch is always run: it is what losses are compared with. A strategy that does
     not communicate is listed for one rank only, since several would train several models. timeout: seconds for
-    each strategy. ``each`` is given every row as soon as it is there, from a launch of its own; without it, all
+    each strategy. device: as in ``launch``. ``each`` is given every row as soon as it is there, from a launch of its own; without it, all
     strategies of a world size share a launch.
 
     Raises ValueError for an unknown strategy or one that needs an extra which is not installed, and for a world
@@ -129,7 +130,7 @@ def compare(
 
     def results(names: list[str], n: int) -> dict[str, list[tuple[Result, Snapshots | None]]]:
         run = launch(
-            measure, world_size=n, timeout=timeout * len(names), output="quiet",
+            measure, world_size=n, device=device, timeout=timeout * len(names), output="quiet",
             strategies=names, config=config, steps=steps, batch=batch,
         )  # fmt: skip
         return {name: [rank[name] for rank in run.results] for name in names}

@@ -24,7 +24,9 @@ from torch import Tensor, nn
 
 from chapter19_9 import combining, strategies
 from chapter19_9.checks import (
+    check_averages_once,
     check_batch,
+    check_changed,
     check_checkpoints,
     check_gradients,
     check_optimizer,
@@ -118,11 +120,11 @@ def train(
     differences, weights : measure these for the result too. agreement: ask whether the ranks agree at the end, which
                     gathers weights that are in shards, one by one.
     checkpoints   : where to save, and to go on from the newest; ``steps`` counts those behind it too, and one of them
-                    that was to be recorded is not. What is no state is the caller's to keep: with another ``batch``
-                    the text goes on from another place.
+                    that was to be recorded is not. Another ``batch`` has to be asked for, by
+                    ``Checkpoints(another_batch=True)``; what else is no state is the caller's to keep.
 
     Raises ValueError before the first step when an argument does not fit, or the ranks start from different
-    weights.
+    weights; RuntimeError when this PyTorch's collectives do not average, and at the end when no weight has changed.
     """
     rank, n, device = where()
     facts, settings = strategies.get(strategy), dict(options or {})
@@ -145,6 +147,7 @@ def train(
     if unknown := settings.keys() - inspect.signature(module.shard).parameters.keys():
         raise ValueError(f"{', '.join(unknown)}: strategy {strategy!r} has no such setting")
 
+    check_averages_once(device)  # a wrong average would train on, and the ranks would agree
     plain = Transformer(replace(config, seed=config.seed + rank) if seed_by_rank else config)
     sizes = unsharded(plain) if lifecycle_step is not None else {}
     if checkpointing:
@@ -168,7 +171,7 @@ def train(
     pause = getattr(module, "accumulating", None)
     pausing = nullcontext if pause is None or sync_every else lambda: pause(model)
     own_weights = kept_of or nn.Module.parameters
-    first = checkpoints.resume(model, optimizer, steps) if checkpoints else 0
+    first = checkpoints.resume(model, optimizer, steps, batch) if checkpoints else 0
     before = digest_of(at_hand(own_weights(model)))
 
     kept: dict[str, list[float]] = {name: [] for name in ("losses", "local", "norms", "seconds", "differences")}
@@ -204,8 +207,10 @@ def train(
         if differences:
             kept["differences"].append(largest_difference([tensor for _, tensor in weights_of()]))
         if checkpoints:
-            checkpoints.after(step + 1, model, optimizer)
+            checkpoints.after(step + 1, model, optimizer, batch)
     changed = on_any_rank(digest_of(at_hand(own_weights(model))) != before, device)
+    if not changed and lr and precision != "fp16":  # whose loss scale may have left out every step
+        check_changed(model, steps - first, lr)
     agree = None
     if agreement:
         after = digest_of(tensor for _, tensor in weights_of())

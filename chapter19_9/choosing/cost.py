@@ -145,9 +145,9 @@ def moments(
     """A step of one rank of ``n``, in order: forward, loss, backward block by block, optimizer.
 
     tokens: of one rank's micro-batch. states: bytes that the rank keeps, where known; else the textbook's. gloo:
-    a collective receives into memory of its own, and the optimizer goes from tensor to tensor, as on CPU ranks; else
-    neither, as with NCCL and a fused optimizer. every: False leaves out the blocks in the middle, where no peak is: from one
-    block to the next all changes by the same. Raises ValueError for a strategy that is not registered.
+    a collective receives into memory of its own, as on CPU ranks, and not with NCCL. every: False leaves out the blocks in
+    the middle, where no peak is: from one block to the next all changes by the same. Raises ValueError for a strategy that
+    is not registered.
     """
     facts, habits = get(strategy), HABITS[strategy]
     kept = states or theory.memory(facts, precision.states(model.parameters), n)
@@ -251,8 +251,7 @@ def _walk(
     have["gathered"] -= sharded * root * habits.buffered
     yield moment("gradients of the root leave", buffers=root * habits.packed)
     have |= {"gradients": states.gradients, "gathered": 0.0, "whole_gradients": 0.0, "activations": 0.0}
-    largest = 4 * max(model.width * model.inner, model.width * model.vocabulary)
-    yield moment("optimizer", buffers=2 * largest / (n if sharded else 1) * gloo)
+    yield moment("optimizer")  # fused: it takes nothing for itself
 
 
 def sent(strategy: str, model: Model, n: int, precision: Precision = FP32) -> float:

@@ -39,11 +39,12 @@ model.to(device)
 fully_shard(model, {arguments})
 """
 _POLICY = "policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)\n"
-_ADAMW = "optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)\n"
+_ADAMW = "optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)\n"
 _ZERO = """\
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=3e-4)
+adamw = {"optimizer_class": torch.optim.AdamW, "lr": 3e-4, "fused": True}
+optimizer = ZeroRedundancyOptimizer(model.parameters(), **adamw)
 """
 _ZERO1 = """\
 from chapter19_9.strategies import zero1  # by hand; DeepSpeed's stage 1 does the same

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
@@ -27,15 +28,18 @@ from chapter19_9.resuming.named import put, states
 from chapter19_9.strategies.shards import place
 
 _NAME = re.compile(r"step-(\d{6,})")
+_BATCH = "training.batch"
 
 
 @dataclass(frozen=True)
 class Checkpoints:
     """Where a training saves, and from where it goes on: from the newest checkpoint in ``folder``, if there is one.
 
-    folder    : a path that every rank can read and write; it need not exist.
-    every     : save after each so many steps; 0 saves nothing.
-    optimizer : False goes on with the weights only.
+    folder        : a path that every rank can read and write; it need not exist.
+    every         : save after each so many steps; 0 saves nothing.
+    optimizer     : False goes on with the weights only.
+    another_batch : True lets a training go on with another batch than it was saved with. Step s reads the text from
+                    sample s x batch on, so that some of it is then skipped, or read twice.
 
     Raises ValueError for an ``every`` that is no whole number of at least 0.
     """
@@ -43,33 +47,40 @@ class Checkpoints:
     folder: str
     every: int = 0
     optimizer: bool = True
+    another_batch: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.every, bool) or not isinstance(self.every, int) or self.every < 0:
             raise ValueError(f"every is {self.every!r}: it must be a whole number of at least 0")
 
-    def resume(self, model: nn.Module, optimizer: Any, steps: int) -> int:
+    def resume(self, model: nn.Module, optimizer: Any, steps: int, batch: int) -> int:
         """Load the newest checkpoint; returns the number of steps that it has behind it, 0 without one.
 
-        Raises ValueError when it is damaged, is of another model, or leaves none of ``steps`` to do.
+        Raises ValueError when it is damaged, is of another model or batch, or leaves none of ``steps`` to do. One that
+        was saved before checkpoints held the batch is loaded with any.
         """
         if (path := newest(self.folder)) is None:
             return 0
         done = step_of(path)
         if done >= steps:
             raise ValueError(f"steps is {steps}: {path} has {done} behind it, so it must be more")
+        if not self.another_batch and (saved := batch_of(path)) not in (None, batch):
+            raise ValueError(
+                f"batch is {batch}: {path} was saved with batch {saved}, and with another the text would go on from "
+                f"another place. Give batch={saved}, or ask for it with Checkpoints(another_batch=True)"
+            )
         load(path, model, optimizer if self.optimizer else None)
         return done
 
-    def after(self, step: int, model: nn.Module, optimizer: Any) -> None:
-        """Save when it is time to, ``step`` steps being done. Every rank must call it."""
+    def after(self, step: int, model: nn.Module, optimizer: Any, batch: int) -> None:
+        """Save when it is time to, ``step`` steps of ``batch`` samples being done. Every rank must call it."""
         if self.every and step % self.every == 0:
-            save(self.folder, step, model, optimizer)
+            save(self.folder, step, model, optimizer, batch)
 
 
-def save(folder: str | Path, step: int, model: nn.Module, optimizer: Any = None) -> Path:
+def save(folder: str | Path, step: int, model: nn.Module, optimizer: Any = None, batch: int | None = None) -> Path:
     """Write the checkpoint of ``step`` steps, each rank its own part; returns its path. Without an optimizer, weights only.
-    Every rank must call it."""
+    batch: samples of a step, to be held against the batch of whoever resumes. Every rank must call it."""
     final = Path(folder) / f"step-{step:06}"
     draft = final.with_suffix(".draft")
     if place()[0] == 0:
@@ -77,7 +88,8 @@ def save(folder: str | Path, step: int, model: nn.Module, optimizer: Any = None)
         draft.mkdir(parents=True)
     _wait()
     with _quiet():
-        dcp.save(states(model, optimizer), storage_writer=dcp.FileSystemWriter(draft))
+        settings = {} if batch is None else {_BATCH: torch.tensor(batch)}
+        dcp.save(states(model, optimizer) | settings, storage_writer=dcp.FileSystemWriter(draft))
     if place()[0] == 0:
         draft.rename(final)  # whoever looks sees all of it or nothing
     _wait()
@@ -97,6 +109,16 @@ def load(path: str | Path, model: nn.Module, optimizer: Any = None) -> None:
                 raise ValueError(f"{path} is of another model: {name} {found}, and {tuple(tensor.size())} here")
         dcp.load(wanted, storage_reader=dcp.FileSystemReader(path))
         put(model, optimizer, wanted)
+
+
+def batch_of(path: str | Path) -> int | None:
+    """The batch that a checkpoint was saved with; None where it does not say. ValueError when it is damaged."""
+    if _BATCH not in check(path).state_dict_metadata:
+        return None
+    found = {_BATCH: torch.tensor(0)}
+    with _quiet():
+        dcp.load(found, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+    return int(found[_BATCH])
 
 
 def newest(folder: str | Path) -> Path | None:

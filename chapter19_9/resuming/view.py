@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from chapter19_9.result import Result
 from chapter19_9.resuming.checkpoint import check
-from chapter19_9.resuming.named import MODEL, index_of
+from chapter19_9.resuming.named import MODEL, STATE, index_of
 from d2l_utils import figure as style
 
 
@@ -46,7 +46,8 @@ def per_rank(path: str | Path, ranks: int) -> list[int]:
     """Bytes of weights and optimizer states that each rank wrote, without the optimizer's counters of steps."""
     found = [0] * ranks
     for part in contents(path):
-        found[part.rank] += 0 if part.name.endswith(".step") else part.bytes
+        if part.name.startswith((MODEL, STATE)) and not part.name.endswith(".step"):
+            found[part.rank] += part.bytes
     return found
 
 

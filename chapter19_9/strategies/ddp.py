@@ -14,12 +14,15 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from chapter19_9.strategies.shards import check_plain
+
 
 def shard(model: nn.Module, device: torch.device, bucket_mb: float | None = None) -> DistributedDataParallel:
     """Wrap the model. ``bucket_mb``: bucket size in MiB; DDP's own is 1 for the first bucket and 25 for the
     others."""
     if bucket_mb is not None and not bucket_mb > 0:
         raise ValueError(f"bucket_mb is {bucket_mb!r}: it must be above 0")
+    check_plain(model)
     return DistributedDataParallel(
         model.to(device),
         # a module on the CPU must not be given any
@@ -32,7 +35,7 @@ def shard(model: nn.Module, device: torch.device, bucket_mb: float | None = None
 
 def optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """AdamW with torch's defaults: an ordinary optimizer over the whole model, the same on every rank."""
-    return torch.optim.AdamW(model.parameters(), lr=lr)
+    return torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
 
 
 def accumulating(model: DistributedDataParallel) -> AbstractContextManager[None]:

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from chapter19_9.strategies.shards import all_gather, blocks, entries, place
+from chapter19_9.strategies.shards import all_gather, blocks, check_plain, entries, place
 
 
 def engine(
@@ -36,6 +36,7 @@ def engine(
         raise ValueError("DeepSpeed needs a process group, also for one rank: run it with launch()")
     if bucket_mb is not None and not bucket_mb > 0:
         raise ValueError(f"bucket_mb is {bucket_mb!r}: it must be above 0")
+    check_plain(model)
     units: Counter[str] = Counter()
     for unit, entry in entries(model, blocks(model)):
         units[unit] += entry.parameter.numel()

@@ -59,7 +59,7 @@ def shard(
 
 def optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
     """AdamW with torch's defaults: an ordinary optimizer, made after ``shard``, over local shards."""
-    return torch.optim.AdamW(model.parameters(), lr=lr)
+    return torch.optim.AdamW(model.parameters(), lr=lr, fused=True)
 
 
 def accumulating(model: FullyShardedDataParallel) -> AbstractContextManager[None]:

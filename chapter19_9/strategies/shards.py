@@ -173,6 +173,8 @@ def optimizer(
     if unknown := options.keys() - found.keys():
         raise ValueError(f"options has {', '.join(map(repr, unknown))}: the groups are {', '.join(map(repr, found))}")
     groups = [{"params": parameters, **options.get(label, {})} for label, parameters in found.items()]
+    if make is torch.optim.AdamW:
+        common.setdefault("fused", True)  # as all strategies: on a GPU the other ways take M_P of memory for a moment
     return make(groups, lr=lr, **common)
 
 
@@ -181,9 +183,20 @@ def place() -> tuple[int, int]:
     return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
 
 
+def check_plain(model: nn.Module) -> None:
+    """ValueError when the model, or a module in it, was sharded or wrapped before: what shards it takes plain ones."""
+    wrappers = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "DeepSpeedEngine"}
+    for name, module in model.named_modules():
+        if "flats" in vars(module) or wrappers & {kind.__name__ for kind in type(module).__mro__}:
+            raise ValueError(
+                f"this model is already sharded ({name or 'as a whole'}): make a new one and shard it once"
+            )
+
+
 @torch.no_grad()
 def broadcast(model: nn.Module) -> None:
-    """Give every rank rank 0's parameters and buffers."""
+    """Give every rank rank 0's parameters and buffers. ValueError when the model is sharded already."""
+    check_plain(model)
     if dist.is_initialized():
         for tensor in [*model.parameters(), *model.buffers()]:
             dist.broadcast(tensor, src=0)

@@ -17,5 +17,5 @@ def shard(model: nn.Module, device: torch.device) -> nn.Module:
 
 
 def optimizer(model: nn.Module, lr: float) -> torch.optim.Optimizer:
-    """AdamW with torch's defaults."""
-    return torch.optim.AdamW(model.parameters(), lr=lr)
+    """AdamW with torch's defaults, fused: one operator updates everything in place, on a CPU as on a GPU."""
+    return torch.optim.AdamW(model.parameters(), lr=lr, fused=True)

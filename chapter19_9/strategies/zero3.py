@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from chapter19_9.strategies import shards
+from chapter19_9.strategies import outputs, shards
 from chapter19_9.strategies.ring import How, reduce_scatter
 from chapter19_9.strategies.shards import Flat, full_state_dict, gathered, gradient_parts, load_full, optimizer
 
@@ -89,7 +89,7 @@ class Unit:
         for i, flat in enumerate(flats):
             module.register_parameter(f"shard{i}", flat.shard)
             flat.computed = partial(self.computed, flat)
-        module.register_forward_pre_hook(self.before_forward)
+        module.register_forward_pre_hook(self.before_forward, with_kwargs=True)
         module.register_forward_hook(self.after_forward, always_call=True)
 
     def fetch(self, ahead: Unit | None) -> None:
@@ -98,15 +98,16 @@ class Unit:
         for flat in self.flats:
             flat.wait()
 
-    def before_forward(self, module: nn.Module, inputs: Any) -> None:
+    def before_forward(self, module: nn.Module, inputs: Any, named: Any) -> None:
+        self.given = outputs.versions(inputs, named)
         self.fetch(self.then)
         for flat in self.flats:
             flat.use()
 
     def after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
         self.free()
-        if isinstance(output, Tensor) and output.requires_grad:
-            output.register_hook(self.before_backward)
+        for tensor in outputs.made_by(self.flats[0].unit, output, self.given) if self.flats else ():
+            tensor.register_hook(self.before_backward)
 
     def before_backward(self, gradient: Tensor) -> None:
         self.busy = sum(flat.trained for flat in self.flats)

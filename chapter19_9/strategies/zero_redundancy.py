@@ -20,4 +20,4 @@ __all__ = ["accumulating", "optimizer", "shard"]
 
 def optimizer(model: nn.Module, lr: float) -> ZeroRedundancyOptimizer:
     """AdamW with torch's defaults over the tensors that are this rank's."""
-    return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=lr)
+    return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=lr, fused=True)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from d2l_utils.launching import environment, forked, ranks
+from d2l_utils.launching.meanings import explained
 
 # Errors that a rank sees because another one ended: never the first cause.
 _ECHO = re.compile(
@@ -233,6 +234,8 @@ def _report(error: BaseException, folder: Path, rank: int) -> int:
         summary = f"sys.exit({error.code!r})"
     echo = isinstance(error, RuntimeError) and _ECHO.search(summary) is not None
     try:
+        if meaning := explained(error):
+            error.add_note(f"What it means: {meaning}.")
         text = reader_traceback(error)
     except Exception:  # an exception may break whoever looks at it
         text = summary

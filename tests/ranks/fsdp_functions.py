@@ -1,6 +1,7 @@
 """What the ranks of test_fsdp_cases run. Each function is one thing that people meet with FSDP, and its cure."""
 
 import warnings
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -8,9 +9,11 @@ from torch import nn
 from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType, fully_shard
 from torch.distributed.tensor import DTensor
 
-from chapter19_9.checks import explained
-from chapter19_9.strategies import fsdp1, fsdp2
-from chapter19_9.strategies.shards import global_norm
+from chapter19_9 import strategies
+from chapter19_9.checks import check_gradients
+from chapter19_9.strategies import fsdp1, fsdp2, zero3
+from chapter19_9.strategies.shards import flats_of, global_norm
+from d2l_utils.launching.meanings import explained
 from d2l_utils.memory import held
 from d2l_utils.text import sequences
 from d2l_utils.transformer import Transformer, TransformerConfig
@@ -75,13 +78,13 @@ def saved(everywhere):
     return names, ours, old, [str(warning.message) for warning in caught]
 
 
-def warned(strategies):
+def warned(names):
     """Warnings of a whole training with each strategy."""
     from chapter19_9.train import train
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        for strategy in strategies:
+        for strategy in names:
             train(strategy, CONFIG, steps=2, batch=6)
     return [f"{warning.category.__name__}: {warning.message}" for warning in caught]
 
@@ -168,3 +171,90 @@ def after_forward(root):
     between = whole()
     loss.backward()
     return before, between, whole()
+
+
+def sharded_twice(strategy):
+    """What a strategy's shard says of a model that it has sharded, and of one that has a sharded module in it."""
+    module = strategies.get(strategy).load()
+    model = module.shard(Transformer(CONFIG), CPU)
+    outer = nn.Sequential(nn.Linear(2, 2), model)
+    return said(module.shard, model, CPU)[0], said(module.shard, outer, CPU)[0]
+
+
+def root_before_child():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fully_shard(model)
+    fully_shard(model[0])
+
+
+def sharded_then_wrapped():
+    nn.parallel.DistributedDataParallel(fully_shard(nn.Linear(4, 4)))
+
+
+def gathered_once():
+    """A second backward of one graph, with weights that went after the first."""
+    model = zero3.shard(Transformer(CONFIG), CPU)
+    loss = model(*text())
+    for flat in flats_of(model):
+        flat.fetch = lambda: None
+    loss.backward()
+
+
+def without_its_device():
+    FullyShardedDataParallel(Transformer(CONFIG))
+
+
+def waiting(strategy):
+    """(what check_gradients says after two passes that wait, after one more that does not, bytes of the whole gradient)."""
+    module = strategies.get(strategy).load()
+    plain = nn.Linear(6, 5)
+    whole, model = sum(p.nbytes for p in plain.parameters()), module.shard(plain, CPU)
+    with module.accumulating(model):
+        for _ in range(2):
+            model(torch.ones(2, 6)).sum().backward()
+        inside = said(check_gradients, model)[0]
+    model(torch.ones(2, 6)).sum().backward()
+    return inside, said(check_gradients, model)[0], whole
+
+
+def trained_waiting():
+    """A training whose every backward waits."""
+    from chapter19_9.train import train
+
+    class Stuck:
+        def __getattr__(self, name):
+            return getattr(fsdp2, name)
+
+        def shard(self, model, device):
+            model = fsdp2.shard(model, device)
+            model.set_requires_gradient_sync(False)
+            return model
+
+    with mock.patch.object(strategies.Strategy, "load", return_value=Stuck()):
+        train("fsdp2", CONFIG, steps=2, batch=2)
+
+
+def sums(collective):
+    """Train where a collective gives the sum when it is asked for the average, and then see what came of it."""
+    from chapter19_9.train import train
+
+    name = {"reduce_scatter": "reduce_scatter_single", "all_reduce": "all_reduce"}[collective]
+    right = getattr(dist, name)
+
+    def wrong(*tensors, op=dist.ReduceOp.SUM, **more):
+        return right(*tensors, op=dist.ReduceOp.SUM if op == dist.ReduceOp.AVG else op, **more)
+
+    steps = []
+    with mock.patch.object(dist, name, wrong), mock.patch("chapter19_9.train.forward_backward", steps.append):
+        return said(lambda: train("fsdp2", CONFIG, steps=1, batch=dist.get_world_size()))[0], steps
+
+
+def recorded_first_step():
+    """Collectives of the first step that this process trains, and of one of a later training."""
+    from chapter19_9.train import train
+
+    def step():
+        events = train("fsdp2", CONFIG, steps=1, batch=4, record_step=0).recording.events
+        return [(event.name, event.bytes, event.sent_bytes) for event in events if event.kind == "collective"]
+
+    return step(), step()

@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from chapter19_9 import theory
+from chapter19_9.checks import check_averages
+from chapter19_9.strategies import STRATEGIES
 from chapter19_9.train import train
 from d2l_utils import LaunchError, launch
 from d2l_utils.transformer import TransformerConfig
@@ -46,7 +48,7 @@ def test_F05_asked_for_on_rank_0_alone_it_waits_until_the_limit():
 def test_F07_H03_training_warns_of_nothing_at_any_world_size():
     strategies = ["zero1", "zero2", "zero3", "zero_redundancy", "fsdp1", "fsdp1_grad_op", "fsdp2"]
     for n in (1, 2):
-        assert run(ranks.warned, n, strategies=strategies) == [[]] * n
+        assert run(ranks.warned, n, names=strategies) == [[]] * n
     # the old names do, on a torch that has new ones
     assert run(ranks.old_names, 2)[0] in (None, ["FutureWarning"])
 
@@ -106,3 +108,64 @@ def test_G10_what_is_whole_after_forward_depends_on_the_root_setting():
     found = {root: run(ranks.after_forward, 2, root=root)[0] for root in (True, False, None)}
     assert found[True] == ([], [], [])
     assert found[False] == found[None] == ([], outer, [])
+
+
+@pytest.mark.parametrize("name", [name for name in STRATEGIES if name != "single"])
+def test_a_model_that_is_sharded_already_is_refused(name):
+    for again, outside in run(ranks.sharded_twice, 2, strategy=name):
+        assert again == "ValueError: this model is already sharded (as a whole): make a new one and shard it once"
+        assert outside == "ValueError: this model is already sharded (1): make a new one and shard it once"
+
+
+@pytest.mark.parametrize(
+    ("function", "torch_says", "it_means"),
+    [
+        ("root_before_child", "TypeError: Invariant encountered", "Shard the children first, and the root last."),
+        ("sharded_then_wrapped", "Operator c10d.broadcast_", "this model is already sharded"),
+        ("gathered_once", "out of bounds for storage of size 0", "the weights were freed and not gathered again"),
+        ("without_its_device", "non-CPU accelerator", "device_id=rank_device()"),
+    ],
+)
+def test_what_an_error_of_torch_means_stands_under_it(function, torch_says, it_means):
+    with pytest.raises(LaunchError) as caught:
+        run(getattr(ranks, function), 2)
+    head, *below = caught.value.message.splitlines()
+    assert torch_says in head and "What it means" not in head
+    assert sum(line.startswith("What it means: ") and it_means in line for line in below) == 1, below
+
+
+@pytest.mark.parametrize("strategy", ["fsdp2", "fsdp1", "ddp"])
+def test_gradients_that_wait_are_not_taken_for_unused_ones(strategy):
+    """FSDP1's and DDP's own gradients are there while they wait; FSDP1's empty shard of a bias never has one."""
+    for inside, after, whole in run(ranks.waiting, 2, strategy=strategy):
+        if strategy == "fsdp2":
+            assert f"the gradients of 'weight', 'bias' wait unsharded on this rank ({whole} B)" in inside
+            assert "set_requires_gradient_sync(True)" in inside and "find_unused_parameters" not in inside
+        else:
+            assert inside == ""
+        assert after == ""
+
+
+def test_a_training_that_changed_no_weight_is_an_error_with_its_cause():
+    with pytest.raises(
+        LaunchError, match=r"RuntimeError: 2 steps at lr=0.001 changed no weight: gradients wait unsharded"
+    ):
+        run(ranks.trained_waiting, 2)
+
+
+@pytest.mark.parametrize("collective", ["reduce_scatter", "all_reduce"])
+def test_an_average_that_is_a_sum_is_an_error_before_the_first_step(collective):
+    for said, steps in run(ranks.sums, 2, collective=collective):
+        assert said.startswith(f"RuntimeError: gloo's {collective} with ReduceOp.AVG is wrong in this PyTorch")
+        assert "of the numbers 1 to 2 it gave 3, right is 1.5. Gradients would be 2 times" in said
+        assert steps == []
+
+
+def test_a_reader_can_launch_the_check_of_averages():
+    right = {"reduce_scatter SUM": 6.0, "all_reduce SUM": 6.0, "reduce_scatter AVG": 2.0, "all_reduce AVG": 2.0}
+    assert run(check_averages, 3) == [right] * 3
+
+
+def test_the_check_of_averages_is_in_no_recorded_step():
+    for first, later in run(ranks.recorded_first_step, 2):
+        assert first == later

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from chapter19_9.checks import explained
 from chapter19_9.strategies import shards, zero1, zero2, zero3
 from d2l_utils import LaunchError, launch
+from d2l_utils.launching.meanings import explained
 from d2l_utils.transformer import Transformer, TransformerConfig
 from tests.ranks import zero_functions as ranks
 

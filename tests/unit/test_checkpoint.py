@@ -8,10 +8,11 @@ import pytest
 import torch
 
 from chapter19_9.checks import check_checkpoints
-from chapter19_9.resuming.checkpoint import Checkpoints, check, load, newest, save
+from chapter19_9.resuming.checkpoint import Checkpoints, batch_of, check, load, newest, save
 from chapter19_9.resuming.named import Pieces, boxes, index_of
 from chapter19_9.resuming.view import contents
 from chapter19_9.strategies import get
+from chapter19_9.train import train
 from d2l_utils.transformer import Transformer, TransformerConfig
 
 CONFIG = TransformerConfig(layers=1, width=16, heads=2, length=8)
@@ -76,7 +77,7 @@ def test_a_damaged_checkpoint_is_refused_by_the_file_s_name(copy, name, damage, 
         check(copy)
     assert str(caught.value).startswith(str(copy / words))
     with pytest.raises(ValueError, match="the checkpoint cannot be used"):
-        Checkpoints(str(copy.parent)).resume(Transformer(CONFIG), None, 9)
+        Checkpoints(str(copy.parent)).resume(Transformer(CONFIG), None, 9, 4)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,24 @@ def test_the_newest_that_was_finished_counts(saved, copy):
     (folder / "step-notes").mkdir()
     assert newest(folder) == folder / "step-000010"
     with pytest.raises(ValueError, match=r"steps is 10: .*step-000010 has 10 behind it, so it must be more"):
-        Checkpoints(str(folder)).resume(Transformer(CONFIG), None, 10)
+        Checkpoints(str(folder)).resume(Transformer(CONFIG), None, 10, 4)
+
+
+def test_another_batch_is_refused_or_asked_for(tmp_path):
+    settings = {"config": CONFIG, "strategy": "single"}
+    train(steps=2, batch=4, checkpoints=Checkpoints(str(tmp_path), every=2), **settings)
+    with pytest.raises(ValueError, match=r"batch is 2: .*step-000002 was saved with batch 4, .*another_batch=True"):
+        train(steps=4, batch=2, checkpoints=Checkpoints(str(tmp_path)), **settings)
+    same = train(steps=4, batch=4, checkpoints=Checkpoints(str(tmp_path)), **settings)
+    other = train(steps=4, batch=2, checkpoints=Checkpoints(str(tmp_path), every=4, another_batch=True), **settings)
+    assert same.first == other.first == 2
+    assert same.losses == train(steps=4, batch=4, **settings).losses[2:]
+    assert [batch_of(path) for path in sorted(tmp_path.iterdir())] == [4, 2]
+
+
+def test_a_checkpoint_of_before_that_says_no_batch_is_resumed_with_any(saved):
+    assert batch_of(saved) is None
+    assert Checkpoints(str(saved.parent), optimizer=False).resume(Transformer(CONFIG), None, 9, 4) == 3
 
 
 @pytest.mark.parametrize("every", [-1, 1.5, True, None])

@@ -180,6 +180,16 @@ def test_it_can_be_stopped_and_has_a_limit():
     assert none_left()
 
 
+def test_its_process_sees_no_gpu_whatever_the_reader_s_sees(monkeypatch):
+    def started(command, *, env, **_):
+        raise OSError(f"{env['CUDA_VISIBLE_DEVICES']!r} {env['HIP_VISIBLE_DEVICES']!r}")
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(subprocess, "Popen", started)
+    with pytest.raises(OSError, match=r"^'' ''$"):
+        dry_run(Plan("gpt2", "fsdp2"), output="quiet")
+
+
 def test_an_interrupt_ends_it(monkeypatch):
     def interrupted(bar, what, done):
         raise KeyboardInterrupt

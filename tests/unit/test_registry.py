@@ -25,7 +25,14 @@ ALL = {**STRATEGIES, **OPTIONAL}
 
 
 def test_every_file_is_registered_and_every_entry_has_its_file():
-    files = {file.stem for file in FOLDER.glob("*.py")} - {"__init__", "facts", "shards", "ring", "deepspeed"}
+    files = {file.stem for file in FOLDER.glob("*.py")} - {
+        "__init__",
+        "facts",
+        "shards",
+        "ring",
+        "outputs",
+        "deepspeed",
+    }
     assert files == set(ALL)
     assert all(name == strategy.name for name, strategy in ALL.items())
     # what needs an extra is in no list that a lesson goes through, installed or not
@@ -169,7 +176,10 @@ def test_what_ranks_import_never_imports_dnnlpy():
 def test_d2l_utils_knows_nothing_of_zero():
     for file in sorted((ROOT / "d2l_utils").rglob("*.py")):
         text = file.read_text(encoding="utf-8")
-        assert not any(word in text for word in ("ZeRO", "ZeroRedundancy", "fully_shard", "deepspeed")), file
+        words = ("ZeRO", "ZeroRedundancy", "fully_shard", "deepspeed")
+        if file.name == "meanings.py":  # it says what torch's errors mean, and names torch's functions
+            words = ("ZeRO", "chapter19_9", "deepspeed")
+        assert not any(word in text for word in words), file
 
 
 def test_exported_names():
