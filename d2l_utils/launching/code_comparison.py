@@ -85,6 +85,7 @@ def _constant_key(value: Any) -> Any:
 
 def _functions(value: Any) -> Iterator[types.FunctionType]:
     parts = (value.fget, value.fset, value.fdel) if isinstance(value, property) else (value,)
+    part: Any
     for part in parts:
         if isinstance(part, functools.cached_property | functools.partialmethod):
             part = part.func

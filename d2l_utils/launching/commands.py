@@ -7,6 +7,7 @@ from pathlib import Path
 
 from d2l_utils.launching import rendezvous
 
+_MODULE = "d2l_utils.launching.worker"
 _WORKER = Path(__file__).resolve().with_name("worker.py")
 
 
@@ -15,6 +16,8 @@ def command_for(script: list[str], world_size: int, nodes: int, python: str, res
 
     Two simulated nodes are two commands that find each other on this host; on a cluster each node runs one of them.
     """
+    if len(script) > 1:
+        script = ["--", *script]  # older Pythons take the script's --n=3 for torchrun's --nnodes or --node-rank
     join = subprocess.list2cmdline if sys.platform == "win32" else shlex.join
     launcher = [python, "-m", "torch.distributed.run"]
     if nodes == 1:
@@ -33,8 +36,8 @@ def command_for(script: list[str], world_size: int, nodes: int, python: str, res
 def agent_arguments(
     script: list[str], folder: str, world_size: int, nodes: int, warm: bool, restarts: int = 0
 ) -> list[list[str]]:
-    """torchrun's arguments, one list a node."""
-    worker = ["--run-path", "--start-method=fork", str(_WORKER)] if warm else ["--module", "d2l_utils.launching.worker"]
+    """torchrun's arguments, one list a node. What follows `--` is the script's alone."""
+    worker = ["--run-path", "--start-method=fork", "--", str(_WORKER)] if warm else ["--module", "--", _MODULE]
     return [
         [
             f"--nnodes={nodes}",

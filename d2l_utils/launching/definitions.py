@@ -223,7 +223,7 @@ def _wrappers(item: Any) -> list[Any]:
     scope = scope_of(item)
     while hasattr(item, "__wrapped__") and not isinstance(item, type):
         wrappers.append(item)
-        code = getattr(item, "__code__", None)
+        code: Any = getattr(item, "__code__", None)
         name = code.co_qualname.partition(".")[0] if code else ""
         maker = scope.get(name) if getattr(item, "__globals__", None) is scope else None
         if isinstance(maker, types.FunctionType) and code_key(code) not in map(code_key, inner_codes(maker.__code__)):

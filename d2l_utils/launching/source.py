@@ -130,6 +130,16 @@ def check_callable(function: Any) -> None:
         raise TypeError(f"{_ACCEPTED}; {name} is a generator or coroutine: a rank must return its result")
 
 
+def check_keywords(function: Callable[..., Any], taken: Iterable[str]) -> None:
+    """TypeError for a parameter that no argument can reach, because launch has a keyword of that name. taken: those keywords."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in taken and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(
+                f"{function.__name__} has a parameter {name!r}, and {name} is a keyword of launch itself, which would keep it: rename the "
+                "parameter"
+            )
+
+
 def check_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
     """TypeError naming the argument when `function(**arguments)` could not be called."""
     try:
