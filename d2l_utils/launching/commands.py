@@ -16,8 +16,6 @@ def command_for(script: list[str], world_size: int, nodes: int, python: str, res
 
     Two simulated nodes are two commands that find each other on this host; on a cluster each node runs one of them.
     """
-    if len(script) > 1:
-        script = ["--", *script]  # older Pythons take the script's --n=3 for torchrun's --nnodes or --node-rank
     join = subprocess.list2cmdline if sys.platform == "win32" else shlex.join
     launcher = [python, "-m", "torch.distributed.run"]
     if nodes == 1:
@@ -36,8 +34,10 @@ def command_for(script: list[str], world_size: int, nodes: int, python: str, res
 def agent_arguments(
     script: list[str], folder: str, world_size: int, nodes: int, warm: bool, restarts: int = 0
 ) -> list[list[str]]:
-    """torchrun's arguments, one list a node. What follows `--` is the script's alone."""
-    worker = ["--run-path", "--start-method=fork", "--", str(_WORKER)] if warm else ["--module", "--", _MODULE]
+    """torchrun's arguments, one list a node."""
+    # Without `--` older Pythons take a script's own --n=3 for torchrun's --nnodes or --node-rank.
+    end = ["--"] if len(script) > 1 else []
+    worker = ["--run-path", "--start-method=fork", *end, str(_WORKER)] if warm else ["--module", *end, _MODULE]
     return [
         [
             f"--nnodes={nodes}",
