@@ -7,6 +7,7 @@ from pathlib import Path
 
 from d2l_utils.launching import rendezvous
 
+_MODULE = "d2l_utils.launching.worker"
 _WORKER = Path(__file__).resolve().with_name("worker.py")
 
 
@@ -34,7 +35,9 @@ def agent_arguments(
     script: list[str], folder: str, world_size: int, nodes: int, warm: bool, restarts: int = 0
 ) -> list[list[str]]:
     """torchrun's arguments, one list a node."""
-    worker = ["--run-path", "--start-method=fork", str(_WORKER)] if warm else ["--module", "d2l_utils.launching.worker"]
+    # Without `--` older Pythons take a script's own --n=3 for torchrun's --nnodes or --node-rank.
+    end = ["--"] if len(script) > 1 else []
+    worker = ["--run-path", "--start-method=fork", *end, str(_WORKER)] if warm else ["--module", *end, _MODULE]
     return [
         [
             f"--nnodes={nodes}",

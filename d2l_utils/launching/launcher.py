@@ -21,6 +21,7 @@ from d2l_utils.garbage import collected_later
 from d2l_utils.launching import environment, errors, folders, helper, limits, output, ranks, recipes, source, turns
 from d2l_utils.launching.commands import agent_arguments, command_for
 from d2l_utils.launching.follow import follow
+from d2l_utils.launching.literals import python_value
 
 _said: set[str] = set()
 
@@ -98,6 +99,7 @@ class Run:
 @turns.counted
 def launch(
     function: Callable[..., Any] | str | os.PathLike[str],
+    /,
     *,
     world_size: int | None = None,
     nodes: int = 1,
@@ -249,11 +251,17 @@ def _script_text(
         path = Path(source.encodable(function)).resolve()
         if not path.is_file():
             raise FileNotFoundError(f"function is {str(function)!r}: no such script")
+        if path.suffix == ".ipynb":
+            raise TypeError(
+                f"function is {str(function)!r}, a notebook: launch takes a script. Pass a function of the notebook, or "
+                "make a script of it with `jupyter nbconvert --to script`"
+            )
         for key, value in arguments.items():
-            if type(value) not in (str, int, float, bool):
+            if type(python_value(value)) not in (str, int, float, bool):
                 raise TypeError(f"argument {key!r} is a {type(value).__name__}: a script takes strings and numbers")
         return os.fsencode(path).decode("utf-8", "surrogateescape"), None
     source.check_callable(function)
+    source.check_keywords(function, launch.__kwdefaults__ or {})
     # Beside a script called random.py nothing could import random.
     taken = function.__name__ in sys.stdlib_module_names or importlib.util.find_spec(function.__name__) is not None
     name = f"{'run_' if taken else ''}{function.__name__}.py"

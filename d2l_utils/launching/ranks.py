@@ -4,15 +4,14 @@ Files are renamed into place, so that a reader never sees half of one.
 """
 
 import contextlib
-import io
 import json
 import os
-import pickle
 import re
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from d2l_utils.launching import results
 
 _FRAME = re.compile(r'File "(.*)", line (\d+),? in (\S+)')
 _COLLECTIVE = ("torch/distributed/", "torch\\distributed\\")
@@ -130,35 +129,9 @@ def gone(folder: Path, rank: int) -> bool:
     return not alive and not read(folder, rank).ended  # it may have said its last word in between
 
 
-def packed(value: Any) -> bytes:
-    """`value` as bytes: torch's own format where there are tensors (pickle does not know all of their types), else pickle."""
-    if not _has_tensor(value):
-        return pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-    import torch
-
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
 def result(folder: Path, rank: int) -> Any:
-    """What the rank's function returned; None when it delivered nothing. The folder is this user's own: pickle is safe here."""
+    """What the rank's function returned; None when it delivered nothing."""
     try:
-        data = path(folder, rank, "result").read_bytes()
+        return results.unpacked(path(folder, rank, "result").read_bytes())
     except FileNotFoundError:
         return None
-    if not data.startswith(b"PK"):
-        return pickle.loads(data)
-    import torch
-
-    return torch.load(io.BytesIO(data), weights_only=False)
-
-
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(_has_tensor(part) for part in value.values())
-    if isinstance(value, list | tuple | set | frozenset):
-        return any(_has_tensor(part) for part in value)
-    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        return any(_has_tensor(part) for part in vars(value).values()) if hasattr(value, "__dict__") else True
-    return "torch" in sys.modules and isinstance(value, sys.modules["torch"].Tensor)

@@ -1,17 +1,25 @@
 """The script of a launch: a document with the torchrun command, the reader's function untouched, and three lines that run it."""
 
-import ast
-import importlib
+import builtins
 import inspect
-import linecache
-import math
 import os
-import symtable
 import sys
 import types
-from collections.abc import Callable, Iterable
-from dataclasses import fields, is_dataclass
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
+
+from d2l_utils.launching.code_comparison import functions_of
+from d2l_utils.launching.definitions import (
+    Definition,
+    check_current,
+    definition_of,
+    has_definition,
+    importable,
+    scope_of,
+)
+from d2l_utils.launching.literals import literal
+from d2l_utils.launching.names import FUTURE_ANNOTATIONS, global_names, in_order, needed_at_once
 
 _ACCEPTED = "launch takes a function of an installed module, a function defined in a notebook cell or script, or the path of a script"
 
@@ -26,35 +34,68 @@ def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dic
     check_arguments(function, arguments)
     uses = [uses] if callable(uses) or not isinstance(uses, Iterable) else list(uses)
     for helper in uses:
-        if not isinstance(helper, type | types.FunctionType):
+        if not has_definition(helper):
             raise TypeError(f"uses has {helper!r}: it takes functions and classes of the notebook")
+    helpers: dict[str, Any] = {}
+    for helper in [*uses, function]:
+        if helpers.setdefault(helper.__name__, helper) is not helper:
+            raise TypeError(f"uses: two different things are called {helper.__name__}, and a script can have one")
     imports: set[str] = set()
-    values = {name: literal(value, imports, f"argument {name!r}") for name, value in arguments.items()}
-    parts: list[str] = []
-    if importable(function):
-        imports.add(f"from {function.__module__} import {function.__name__}")
-    else:
-        helpers: dict[str, Any] = {}
-        for helper in [*uses, function]:
-            if helpers.setdefault(helper.__name__, helper) is not helper:
-                raise TypeError(f"uses: two different things are called {helper.__name__}, and a script can have one")
-        texts: dict[str, str] = {}
-        for item in helpers.values():
-            if item is not function and importable(item):
-                imports.add(f"from {item.__module__} import {item.__name__}")
-                continue
-            texts[item.__name__] = source_of(item)
-            resolve_globals(item, texts[item.__name__], helpers, imports)
-        parts = [texts[name] for name in in_order(texts)]
+    with warnings.catch_warnings(action="ignore"):  # Python said them when the cell ran
+        definitions = _definitions(function, helpers, imports)
+        parts = [definitions[name].text for name in in_order({n: d.text for n, d in definitions.items()})]
+    values = {name: literal(value, imports, f"argument {name!r}", helpers) for name, value in arguments.items()}
+    _check_bound_once(imports, definitions)
     call = ", ".join([function.__name__, *(f"{name}={text}" for name, text in values.items())])
     safe = command.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     lines = [
         f'"""{function.__name__} on every rank. Run it with:\n\n    {safe}\n"""',
+        FUTURE_ANNOTATIONS.strip() if _future_annotations(definitions) else "",
         "\n".join(sorted(imports)),
         *parts,
     ]
     main = f'if __name__ == "__main__":\n    from d2l_utils.launching.worker import run_rank\n\n    run_rank({call})'
     return "\n\n\n".join(part for part in [*lines, main] if part) + "\n"
+
+
+def _definitions(function: Any, helpers: dict[str, Any], imports: set[str]) -> dict[str, Definition]:
+    """The texts that the script must have; what can be imported goes to `imports`."""
+    definitions: dict[str, Definition] = {}
+    for name, item in helpers.items():
+        if importable(item):
+            imports.add(f"from {item.__module__} import {name}")
+            continue
+        check_current(item)
+        functions = functions_of(item) if isinstance(item, type) else [inspect.unwrap(item)]
+        if any(set(each.__code__.co_freevars) - {"__class__"} for each in functions):
+            raise TypeError(f"{name} is a closure: a script cannot have the variables that it keeps")
+        definitions[name] = definition_of(item)
+        resolve_globals(item, definitions[name], helpers, imports)
+    return definitions
+
+
+def _future_annotations(definitions: dict[str, Definition]) -> bool:
+    """Whether the script needs `from __future__ import annotations`, which holds for all of it or for nothing."""
+    by_wish = {definition.future_annotations: name for name, definition in definitions.items()}
+    if True in by_wish and False in by_wish:
+        raise TypeError(
+            f"{by_wish[False]} was defined without `from __future__ import annotations` and {by_wish[True]} with it, and a script can "
+            "have one way: run the definitions of both again"
+        )
+    return True in by_wish
+
+
+def _check_bound_once(imports: Collection[str], definitions: Collection[str]) -> None:
+    bound = {"run_rank": "the last lines of the script"} | dict.fromkeys(definitions, "a definition of the notebook")
+    for line in imports:
+        name = line.split()[-1]
+        if name in bound and line != "from d2l_utils.launching.worker import run_rank":
+            raise TypeError(
+                f"{name} would mean two things in the script ({bound[name]}, and {line}): rename one of them"
+            )
+        bound[name] = line
+    if "run_rank" in definitions:
+        raise TypeError("run_rank is what the script itself calls: give the notebook's function another name")
 
 
 def encodable(path: str | os.PathLike[str]) -> str:
@@ -89,6 +130,16 @@ def check_callable(function: Any) -> None:
         raise TypeError(f"{_ACCEPTED}; {name} is a generator or coroutine: a rank must return its result")
 
 
+def check_keywords(function: Callable[..., Any], taken: Iterable[str]) -> None:
+    """TypeError for a parameter that no argument can reach, because launch has a keyword of that name. taken: those keywords."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name in taken and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise TypeError(
+                f"{function.__name__} has a parameter {name!r}, and {name} is a keyword of launch itself, which would keep it: rename the "
+                "parameter"
+            )
+
+
 def check_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> None:
     """TypeError naming the argument when `function(**arguments)` could not be called."""
     try:
@@ -99,161 +150,88 @@ def check_arguments(function: Callable[..., Any], arguments: dict[str, Any]) -> 
         ) from None
 
 
-def importable(item: Any) -> bool:
-    """Whether a rank can import this very object by its module and name."""
-    if item.__module__ in ("__main__", None) or "<locals>" in item.__qualname__:
-        return False
-    module = sys.modules.get(item.__module__)
-    return getattr(module, item.__name__, None) is item and getattr(module, "__file__", None) is not None
+def resolve_globals(item: Any, definition: Definition, helpers: Mapping[str, Any], imports: set[str]) -> None:
+    """Add the imports that the definition needs. TypeError names what the script could not know."""
+    scope = scope_of(item)
+    required = global_names(definition.text, bool(definition.future_annotations))
+    at_once = needed_at_once(definition.text)
+    for name in sorted(global_names(definition.text)):
+        if name in helpers:
+            if scope.get(name, helpers[name]) is not helpers[name]:
+                raise TypeError(f"{item.__name__} names {name}, which the notebook has defined anew: pass the new one")
+        elif _is_builtin(name, scope):
+            continue
+        elif name in scope and (line := _import_for(name, scope[name])):
+            imports.add(line)
+        elif name not in required:
+            continue  # in an annotation that nothing evaluates
+        elif name in scope:
+            raise TypeError(_why_unknown(item.__name__, name, scope[name]))
+        elif hasattr(builtins, name):
+            raise TypeError(_only_ipython(item.__name__, name))
+        elif name in at_once:
+            raise TypeError(
+                f"{item.__name__} needs {name} where it is defined, and the notebook has no {name} any more: define it again"
+            )
+        # else it is unknown in the notebook too: the rank's own traceback tells
 
 
-def literal(value: Any, imports: set[str], what: str) -> str:
-    """Python source for `value`. TypeError names the argument when there is none that a reader could read."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return f"float({str(value)!r})"
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return repr(value)
-    if type(value) in (list, tuple):
-        items = [literal(item, imports, what) for item in value]
-        if type(value) is tuple:
-            return f"({', '.join(items)}{',' * (len(items) == 1)})"
-        return f"[{', '.join(items)}]"
-    if type(value) is dict:
-        return (
-            "{" + ", ".join(f"{literal(k, imports, what)}: {literal(v, imports, what)}" for k, v in value.items()) + "}"
-        )
-    if is_dataclass(value) and not isinstance(value, type) and importable(type(value)):
-        imports.add(f"from {type(value).__module__} import {type(value).__name__}")
-        inner = [f"{f.name}={literal(getattr(value, f.name), imports, what)}" for f in fields(value) if f.init]
-        return f"{type(value).__name__}({', '.join(inner)})"
-    raise TypeError(
-        f"{what} is a {type(value).__qualname__}: it must be written into a script, so numbers, strings, lists, tuples, dicts and "
-        "dataclasses of a module are allowed"
+def _is_builtin(name: str, scope: Mapping[str, Any]) -> bool:
+    """Whether plain Python gives this name its meaning, also where IPython has put something of its own in its place."""
+    python_has_it = name in ("exit", "quit", "__name__", "__builtins__", "__debug__") or (
+        hasattr(builtins, name) and not _is_ipythons(getattr(builtins, name))
+    )
+    return python_has_it and (
+        name not in scope or scope[name] is getattr(builtins, name, None) or _set_by_ipython(name, scope)
     )
 
 
-def source_of(item: Any) -> str:
-    """The current source of a function or class that was defined in a cell or script."""
-    try:
-        text = _class_source(item) if isinstance(item, type) else inspect.getsource(item)
-    except (OSError, TypeError) as error:
-        raise TypeError(f"{_ACCEPTED}; the source of {item.__name__} cannot be found ({error})") from None
-    # Untouched: to shift an indented definition would change the strings in it.
-    text = text.rstrip("\n")
-    return f"if True:\n{text}" if text[:1].isspace() else text
+def _set_by_ipython(name: str, scope: Mapping[str, Any]) -> bool:
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    hidden = getattr(shell, "user_ns_hidden", {})
+    return name in hidden and hidden[name] is scope[name]
 
 
-def _class_source(item: type) -> str:
-    """inspect cannot find a class of `__main__` in every Python: look where its methods are, then through the cells that ran."""
-    files = [f.__code__.co_filename for f in vars(item).values() if isinstance(f, types.FunctionType)]
-    texts = ["".join(linecache.getlines(file)) for file in files]
-    texts += reversed(getattr(sys.modules.get("__main__"), "In", []))
-    for text in texts:
-        try:
-            tree = ast.parse(text)
-        except SyntaxError:
-            continue
-        found = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == item.__name__]
-        if found:
-            first = min([found[-1].lineno, *(decorator.lineno for decorator in found[-1].decorator_list)])
-            return "\n".join(text.splitlines()[first - 1 : found[-1].end_lineno])
-    return inspect.getsource(item)
+def _is_ipythons(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] == "IPython"
 
 
-def global_names(text: str) -> set[str]:
-    """Names that the definition in `text` reads from outside itself."""
-    names: set[str] = set()
-
-    def walk(table: symtable.SymbolTable, top: bool) -> None:
-        for symbol in table.get_symbols():
-            if symbol.is_referenced() and (symbol.is_global() or (top and not symbol.is_assigned())):
-                names.add(symbol.get_name())
-        for child in table.get_children():
-            walk(child, False)
-
-    walk(symtable.symtable(text, "<cell>", "exec"), True)
-    return names
-
-
-def in_order(texts: dict[str, str]) -> list[str]:
-    """The names in the order given, save that what a definition needs at once comes before it.
-
-    A function's body may name what follows; its decorators, defaults and annotations, and a class's bases and body may not.
-    They may call what they name, so whatever that names comes before too, unless it needs this very definition at once.
-    """
-    at_once = {name: needed_at_once(text) & texts.keys() for name, text in texts.items()}
-    named = {name: global_names(text) & texts.keys() for name, text in texts.items()}
-    placed: dict[str, None] = {}
-
-    def place(name: str, above: tuple[str, ...]) -> None:
-        first, below = at_once[name], {name, *above}
-        called = {other for other in reached(first, named) if not below & reached({other}, at_once)}
-        for other in [*filter(first.__contains__, texts), *filter(called.__contains__, texts)]:
-            if other not in below and other not in placed:
-                place(other, (*above, name))
-        placed.setdefault(name)
-
-    for name in texts:
-        place(name, ())
-    return list(placed)
+def _import_for(name: str, value: Any) -> str | None:
+    """The import statement that gives `value` this name in a rank; None where there is none."""
+    if isinstance(value, types.ModuleType):
+        if getattr(sys.modules.get(value.__name__.partition(".")[0]), "__spec__", None) is None:
+            return None  # made by hand, or the notebook itself
+        return f"import {name}" if value.__name__ == name else _import_as(value, name)
+    module = getattr(value, "__module__", None)
+    if not isinstance(module, str) or module == "__main__":
+        return None
+    if has_definition(value) and importable(value):
+        alias = "" if value.__name__ == name else f" as {name}"
+        return f"from {module} import {value.__name__}{alias}"
+    loaded = sys.modules.get(module)
+    if getattr(loaded, "__spec__", None) is not None and getattr(loaded, name, None) is value:
+        return f"from {module} import {name}"
+    return None
 
 
-def reached(names: set[str], links: dict[str, set[str]]) -> set[str]:
-    """`names`, and all to which links lead from them."""
-    found, todo = set(names), list(names)
-    while todo:
-        new = links[todo.pop()] - found
-        found |= new
-        todo += new
-    return found
+def _why_unknown(user: str, name: str, value: Any) -> str:
+    if _set_by_ipython(name, {name: value}) or _is_ipythons(value):
+        return _only_ipython(user, name)
+    if isinstance(value, types.ModuleType):
+        return f"{user} names {name}, which is {value.__name__}: a rank cannot import that"
+    if not has_definition(value):
+        return f"{user} reads the notebook's variable {name!r}: pass it as a keyword argument instead, or make it inside {user}"
+    check_current(value)
+    if value.__name__ != name:
+        return f"{user} names {name}, which was defined as {value.__name__}: name it so there, and in uses"
+    return f"{user} names {name}, which is defined in the notebook: pass uses=[{name}] so that the script has it"
 
 
-def needed_at_once(text: str) -> set[str]:
-    """Names that the definition in `text` reads as soon as it is executed, before anything is called."""
-    names: set[str] = set()
-    todo: list[ast.AST] = [ast.parse(text)]
-    while todo:
-        node = todo.pop()
-        if isinstance(node, ast.Name):
-            names.add(node.id)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            body = node.body if isinstance(node.body, list) else [node.body]
-            todo += [child for child in ast.iter_child_nodes(node) if child not in body]
-        else:
-            todo += ast.iter_child_nodes(node)
-    return names
-
-
-def resolve_globals(item: Any, text: str, helpers: dict[str, Any], imports: set[str]) -> None:
-    """Add the imports that the definition needs. TypeError names what the script could not know."""
-    scope = vars(sys.modules[item.__module__]) if isinstance(item, type) else item.__globals__
-    for name in sorted(global_names(text) - {item.__name__}):
-        if name not in scope:
-            continue  # a builtin, or a name that is wrong in the notebook too: the rank's own traceback tells
-        value = scope[name]
-        if name in helpers:
-            if value is not helpers[name]:
-                raise TypeError(f"{item.__name__} names {name}, which the notebook has defined anew: pass the new one")
-            continue
-        if isinstance(value, types.ModuleType):
-            imports.add(f"import {value.__name__}" if value.__name__ == name else _import_as(value, name))
-        elif isinstance(value, type | types.FunctionType | types.BuiltinFunctionType) and importable(value):
-            alias = "" if value.__name__ == name else f" as {name}"
-            imports.add(f"from {value.__module__} import {value.__name__}{alias}")
-        elif isinstance(value, type | types.FunctionType):
-            if value.__name__ != name:
-                raise TypeError(
-                    f"{item.__name__} names {name}, which was defined as {value.__name__}: name it so there, and in uses"
-                )
-            raise TypeError(
-                f"{item.__name__} names {name}, which is defined in the notebook: pass uses=[{name}] so that the script has it"
-            )
-        elif getattr(value, "__module__", None) and _reexported(value, name):
-            imports.add(f"from {value.__module__} import {name}")
-        else:
-            raise TypeError(
-                f"{item.__name__} reads the notebook's variable {name!r}: pass it as a keyword argument instead"
-            )
+def _only_ipython(user: str, name: str) -> str:
+    return (
+        f"{user} names {name}, which only IPython has (lines with ! and % need it too): a rank is plain Python. Import what it "
+        f"needs inside {user}, or pass the value as a keyword argument"
+    )
 
 
 def _import_as(module: types.ModuleType, name: str) -> str:
@@ -261,10 +239,3 @@ def _import_as(module: types.ModuleType, name: str) -> str:
     if parent and last == name:
         return f"from {parent} import {name}"
     return f"import {module.__name__} as {name}"
-
-
-def _reexported(value: Any, name: str) -> bool:
-    try:
-        return getattr(importlib.import_module(value.__module__), name, None) is value
-    except (ImportError, TypeError, AttributeError):
-        return False

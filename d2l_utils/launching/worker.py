@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from d2l_utils.launching import environment, forked, ranks
+from d2l_utils.launching import environment, forked, ranks, results
 from d2l_utils.launching.meanings import explained
 
 # Errors that a rank sees because another one ended: never the first cause.
@@ -95,10 +95,10 @@ def main(arguments: list[str]) -> None:
 def _done(folder: Path, rank: int) -> None:
     """A script that ended by itself has delivered, if only None."""
     if not ranks.path(folder, rank, "result").exists():
-        ranks.write(ranks.path(folder, rank, "result"), ranks.packed(None))
+        ranks.write(ranks.path(folder, rank, "result"), results.packed(None))
 
 
-def run_rank(function: Callable[..., Any], **arguments: Any) -> None:
+def run_rank(function: Callable[..., Any], /, **arguments: Any) -> None:
     """Call `function(**arguments)` on this rank inside a process group, and deliver what it returns.
 
     The group is left to the function when it calls `init_process_group` itself; it is always ended here.
@@ -131,7 +131,8 @@ def run_rank(function: Callable[..., Any], **arguments: Any) -> None:
         _end_process_group(0)
         return
     folder = Path(place)
-    ranks.write(ranks.path(folder, rank, "result"), ranks.packed(portable(value)))
+    results.check_portable(value)
+    ranks.write(ranks.path(folder, rank, "result"), results.packed(value))
     _wait_for_others(folder, size)
 
 
@@ -150,39 +151,6 @@ def in_bad_fork() -> bool:
 
     asked = (getattr(torch._C, name, None) for name in ("_cuda_isInBadFork", "_xpu_isInBadFork"))
     return any(question() for question in asked if question is not None)
-
-
-def portable(value: Any, where: str = "the result") -> Any:
-    """`value` with tensors detached and on the CPU. TypeError names the first part that cannot travel to the notebook."""
-    if value is None or isinstance(value, bool | int | float | str | bytes):
-        return value
-    if isinstance(value, dict):
-        return {portable(k, f"a key of {where}"): portable(v, f"{where}[{k!r}]") for k, v in value.items()}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return _importable(value, where)
-    if isinstance(value, list | tuple | set | frozenset):
-        return type(value)(portable(v, f"{where}[{i}]") for i, v in enumerate(value))
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-    if torch is not None and isinstance(value, torch.Tensor):
-        if type(value) not in (torch.Tensor, torch.nn.Parameter):
-            raise TypeError(f"{where} is a {type(value).__name__}: return its to_local() or full_tensor()")
-        return value.detach().cpu().clone()  # a clone, since a view would carry its whole storage along
-    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
-        return value
-    if hasattr(value, "__dataclass_fields__") and not isinstance(value, type):
-        return _importable(value, where)
-    raise TypeError(
-        f"{where} is a {type(value).__qualname__}: a rank can return numbers, strings, lists, tuples, dicts, tensors, numpy arrays and "
-        "dataclasses of a module"
-    )
-
-
-def _importable(value: Any, where: str) -> Any:
-    if type(value).__module__ == "__main__":
-        raise TypeError(
-            f"{where} is a {type(value).__name__} of the script, which the notebook cannot import: return a dict instead"
-        )
-    return value
 
 
 def initialises_process_group(function: Callable[..., Any]) -> bool:
@@ -232,6 +200,8 @@ def _report(error: BaseException, folder: Path, rank: int) -> int:
     summary = traceback.format_exception_only(error)[-1 if isinstance(error, SyntaxError) else 0].strip()
     if isinstance(error, SystemExit):
         summary = f"sys.exit({error.code!r})"
+        if isinstance(error.code, int) and (line := _last_line(ranks.path(folder, rank, "log"))):
+            summary += f"; the last line that it printed is: {line}"  # why a script's arguments are wrong, for example
     echo = isinstance(error, RuntimeError) and _ECHO.search(summary) is not None
     try:
         if meaning := explained(error):
@@ -246,6 +216,16 @@ def _report(error: BaseException, folder: Path, rank: int) -> int:
     else:
         _wait_for_last_words(folder, rank)
     return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) and 0 < error.code < 256 else 1
+
+
+def _last_line(log: Path) -> str:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    with contextlib.suppress(OSError):
+        lines = log.read_text(encoding="utf-8", errors="replace").rstrip().splitlines()
+        return lines[-1][-500:] if lines else ""
+    return ""
 
 
 def _linger(record: dict[str, Any], folder: Path, rank: int, seconds: float = 1.0) -> None:
