@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from d2l_utils.launching import stuck
 from d2l_utils.launching.ranks import RankState
+from d2l_utils.launching.stuck import rank_names
 
 
 @contextlib.contextmanager
@@ -136,19 +138,19 @@ def diagnose(ending: Ending) -> LaunchError | None:
             f"torchrun itself was killed by {killed_by(agents_killed[0])}; its ranks ended with it", kind="start"
         )
     if len(gone) == len(missing):
-        return LaunchError(f"{_ranks(gone)} exited without returning a result", rank=gone[0], kind="exit")
+        return LaunchError(f"{rank_names(gone)} exited without returning a result", rank=gone[0], kind="exit")
     if gone:
         others = _others(states, states[gone[0]], but=len(gone) - 1)
-        return LaunchError(f"{_ranks(gone)} exited before the others finished{others}", rank=gone[0], kind="exit")
+        return LaunchError(f"{rank_names(gone)} exited before the others finished{others}", rank=gone[0], kind="exit")
     delivered = [s.rank for s in states if s.delivered]
     if echoes and delivered:
         text = (
-            f"{_ranks(delivered)} returned before the others finished, while {_ranks([s.rank for s in missing])} "
+            f"{rank_names(delivered)} returned before the others finished, while {rank_names([s.rank for s in missing])} "
             "still waited in a collective: every rank must join every collective"
         )
         return LaunchError(f"{text}\n\n{echoes[0][1]['traceback']}", rank=delivered[0], kind="exit")
     if ending.timed_out is not None:
-        return LaunchTimeout(_timeout_text(states, ending.timed_out), rank=next(iter(_absent(states)), None))
+        return _timeout(states, ending.timed_out)
     if echoes:
         state, error = echoes[0]
         return LaunchError(_exception_text(state.rank, error) + _others(states, state), rank=state.rank)
@@ -172,35 +174,17 @@ def _ends(text: str, most: int) -> str:
     return text if left_out <= 0 else f"{text[: most // 2]} ... {left_out} characters ... {text[-most // 2 :]}"
 
 
-def _timeout_text(states: list[RankState], seconds: float) -> str:
-    unfinished = [s for s in states if not s.delivered]
-    waiting = [s for s in unfinished if s.in_collective]
-    absent = _absent(states)
-    lines = [f"timed out after {seconds:g} s: {_ranks([s.rank for s in unfinished])} had not finished"]
-    if absent and waiting:
-        lines[0] += (
-            f"; {_ranks(absent)} never joined the collective in which {_ranks([s.rank for s in waiting])} waited"
-        )
+def _timeout(states: list[RankState], seconds: float) -> LaunchTimeout:
+    unfinished = [s.rank for s in states if not s.delivered]
+    why = stuck.explain(states)
+    lines = [f"timed out after {seconds:g} s: {rank_names(unfinished)} had not finished{'; ' * bool(why.text)}{why.text}"]
     for state in states:
-        where = (
-            "had returned"
-            if state.delivered
-            else f"was at {state.where}"
-            if state.where
-            else "had not started"
-            if not state.pid
-            else ""
-        )
-        if where:
-            lines.append(f"  rank {state.rank} {where}")
+        if state.delivered:
+            lines.append(f"  rank {state.rank} had returned")
+        elif state.where or not state.pid:
+            lines.append(f"  rank {state.rank} {f'was at {state.where}' if state.where else 'had not started'}")
     lines.append("The limit is the argument `timeout`, in seconds.")
-    return "\n".join(lines)
-
-
-def _absent(states: list[RankState]) -> list[int]:
-    """Ranks that others in a collective waited for in vain."""
-    waiting = {s.rank for s in states if s.in_collective}
-    return [s.rank for s in states if s.rank not in waiting] if waiting else []
+    return LaunchTimeout("\n".join(lines), rank=why.rank)
 
 
 def _others(states: list[RankState], culprit: RankState, but: int = 0) -> str:
@@ -219,8 +203,3 @@ def _others(states: list[RankState], culprit: RankState, but: int = 0) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _ranks(numbers: list[int]) -> str:
-    names = [str(number) for number in sorted(numbers)]
-    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"

@@ -10,12 +10,15 @@ import os
 import pickle
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from d2l_utils.launching.collective_state import CollectiveState
+
 _FRAME = re.compile(r'File "(.*)", line (\d+),? in (\S+)')
-_COLLECTIVE = ("torch/distributed/", "torch\\distributed\\")
+# Where a rank stands that waits for others: in a collective, or for the device on which a collective runs.
+_WAITING = re.compile(r"torch/distributed/.*:|torch/(cuda|accelerator|xpu)/.*:synchronize$")
 
 
 @dataclass
@@ -31,6 +34,7 @@ class RankState:
     exited: bool = False
     error: dict[str, Any] | None = None
     stack: str = ""
+    collectives: CollectiveState = field(default_factory=CollectiveState)
 
     @property
     def ended(self) -> bool:
@@ -46,8 +50,14 @@ class RankState:
 
     @property
     def in_collective(self) -> bool:
-        """Whether the rank sat inside torch.distributed when it was asked."""
-        return any(part in self.frames[0][0] for part in _COLLECTIVE) if self.frames else False
+        """Whether the rank sat inside torch.distributed, or waited for its device, when it was asked."""
+        file, _, name = self.frames[0] if self.frames else ("", 0, "")
+        return _WAITING.search(f"{file}:{name}".replace("\\", "/")) is not None
+
+    @property
+    def called(self) -> str:
+        """The library function that the reader's innermost line called."""
+        return self.where.rpartition(", inside ")[2] if ", inside " in self.where else ""
 
     @property
     def where(self) -> str:
@@ -79,7 +89,7 @@ def _in_stdlib(file: str) -> bool:
 
 
 def path(folder: Path, rank: int, what: str) -> Path:
-    """`what`: pid, ready (torch is there, the script begins), log, result, error, exit or stack."""
+    """`what`: pid, ready (torch is there, the script begins), log, result, error, exit, stack, ask or collectives."""
     return folder / f"rank{rank}.{what}"
 
 
@@ -104,6 +114,8 @@ def read(folder: Path, rank: int) -> RankState:
         state.error = json.loads(path(folder, rank, "error").read_bytes())
     with contextlib.suppress(FileNotFoundError):
         state.stack = path(folder, rank, "stack").read_text(encoding="utf-8", errors="replace")
+    with contextlib.suppress(FileNotFoundError):
+        state.collectives = CollectiveState.from_json(path(folder, rank, "collectives").read_bytes())
     return state
 
 

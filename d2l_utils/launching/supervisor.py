@@ -173,7 +173,9 @@ def host_stores(folder: str, lives: int) -> list[Any]:
 
 
 def dump_stacks(folder: str) -> None:
-    """Have each rank write where it stands (worker.py registered that), to name the ranks that never joined."""
+    """Have each rank write where it stands and in which collectives (worker.py prepared both), to name those that never joined."""
+    from d2l_utils.launching.collective_state import ask
+
     if not hasattr(signal, "SIGUSR1"):
         return
     mine = {process.pid for process in descendants()}
@@ -183,7 +185,9 @@ def dump_stacks(folder: str) -> None:
                 pid = int(file.read() or 0)
             if pid in mine:
                 os.kill(pid, signal.SIGUSR1)
-    time.sleep(0.3)
+    begun = time.monotonic()
+    ask(folder, seconds=2.0)
+    time.sleep(max(0.0, 0.3 - (time.monotonic() - begun)))  # the stacks, of which nothing says that they are whole
 
 
 def run(request: dict[str, Any], line: Any, warm: bool) -> int:

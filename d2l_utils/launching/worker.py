@@ -10,7 +10,6 @@ import contextlib
 import faulthandler
 import multiprocessing
 import os
-import re
 import runpy
 import signal
 import sys
@@ -24,15 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from d2l_utils.launching import ranks
-
-# Errors that a rank sees because another one ended: never the first cause.
-_ECHO = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe|socket (closed|timeout)|remote process exited"
-    r"|timed out waiting|wait timeout|failed to (recv|send)|ncclRemoteError|connect(ing|ion)? .*failed|store .*(closed|failed)|"
-    r"application timeout caused pair closure|no error$",
-    re.IGNORECASE,
-)
-
+from d2l_utils.launching.collective_state import answer_requests
+from d2l_utils.launching.echo import is_echo
 
 _delivers = False  # whether the script called run_rank; one of the reader's own that does not is done when it ends
 
@@ -55,6 +47,7 @@ def main(arguments: list[str]) -> None:
     faulthandler.enable(file=stack)
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=stack)
+    answer_requests(ranks.path(folder, rank, "ask"), ranks.path(folder, rank, "collectives"))
     if sys.platform == "linux":
         from d2l_utils.launching.supervisor import die_with_parent
 
@@ -204,7 +197,7 @@ def _report(error: BaseException, folder: Path, rank: int) -> int:
     summary = traceback.format_exception_only(error)[-1 if isinstance(error, SyntaxError) else 0].strip()
     if isinstance(error, SystemExit):
         summary = f"sys.exit({error.code!r})"
-    echo = isinstance(error, RuntimeError) and _ECHO.search(summary) is not None
+    echo = is_echo(error)
     try:
         text = reader_traceback(error)
     except Exception:  # an exception may break whoever looks at it
