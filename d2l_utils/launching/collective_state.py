@@ -86,7 +86,9 @@ def current_state() -> CollectiveState:
     for dump in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         if hasattr(recorder, dump):
             entries += json.loads(getattr(recorder, dump)()).get("entries", [])
-    entries = sorted((entry for entry in entries if not entry.get("is_p2p")), key=lambda entry: entry["time_created_ns"])
+    entries = sorted(
+        (entry for entry in entries if not entry.get("is_p2p")), key=lambda entry: entry["time_created_ns"]
+    )
     calls: list[CollectiveCall] = []
     count: Counter[str] = Counter()
     for call in (_call(entry, members) for entry in reversed(entries)):

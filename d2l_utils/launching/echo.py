@@ -12,7 +12,9 @@ _WORDS = re.compile(
     r"application timeout caused pair closure|no error$",
     re.IGNORECASE,
 )
-_BACKEND = re.compile(r"gloo|nccl|c10d|ucc", re.IGNORECASE)  # these name themselves, or their source file, in their errors
+_BACKEND = re.compile(
+    r"gloo|nccl|c10d|ucc", re.IGNORECASE
+)  # these name themselves, or their source file, in their errors
 
 
 def is_echo(error: BaseException) -> bool:

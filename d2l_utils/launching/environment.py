@@ -5,6 +5,8 @@ import re
 import sys
 from collections.abc import Mapping
 
+from d2l_utils.launching.host_limits import why_no_semaphores
+
 # torchrun's own variables, and PET_*, from which it reads defaults for its arguments: left over from another launch they would
 # redirect this one (cases.md L01).
 _TORCHRUN = re.compile(
@@ -80,4 +82,4 @@ def why_not_warm(environ: Mapping[str, str]) -> str | None:
         return "D2L_LAUNCH=cold asks for it"
     if sys.platform != "linux":
         return f"forking a process that has imported torch is not safe on {sys.platform}"
-    return None
+    return why_no_semaphores()

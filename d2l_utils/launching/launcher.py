@@ -1,6 +1,5 @@
 """launch(): run a function on N real ranks through torchrun, and bring back results or the real error."""
 
-import errno
 import importlib.util
 import json
 import math
@@ -18,7 +17,7 @@ from typing import Any
 
 from d2l_utils.device import Choice, check_world_size, choose
 from d2l_utils.garbage import collected_later
-from d2l_utils.launching import environment, errors, folders, helper, output, ranks, recipes, source
+from d2l_utils.launching import environment, errors, folders, helper, host_limits, output, ranks, recipes, source
 from d2l_utils.launching.commands import agent_arguments, command_for
 from d2l_utils.launching.follow import follow
 
@@ -95,6 +94,7 @@ class Run:
         return recipes.share(self.world_size, nodes) if given is None else given
 
 
+@errors.with_advice
 def launch(
     function: Callable[..., Any] | str | os.PathLike[str],
     *,
@@ -124,6 +124,7 @@ def launch(
     with errors.plainly():
         size = check_world_size(world_size)
         _check(size, nodes, restarts, timeout, output, stop)
+        host_limits.require_loopback()
         why_cold = environment.why_not_warm(os.environ)
         name, text = _script_text(function, uses, arguments, size, nodes, restarts)
     if why_cold is None:
@@ -142,15 +143,11 @@ def launch(
         with collected_later():
             results, unreadable = _results(folder, size)
         problem = problem or unreadable
-    except BaseException as error:
+    except BaseException:
         if line is not None:  # the stop button in a moment when `follow` does not listen for it
             line.send("stop")
             line.close()
         folders.remove(folder)
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
-            raise OSError(
-                f"no room for temporary files in {folder.parent.parent}: set TMPDIR to a folder with more"
-            ) from error
         raise
     owner: Any = problem
     if problem is None:

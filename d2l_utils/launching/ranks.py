@@ -22,17 +22,29 @@ _WAITING = re.compile(r"torch/distributed/.*:|torch/(cuda|accelerator|xpu)/.*:sy
 
 
 @dataclass
-class RankState:
-    """One rank as seen from outside.
+class RankError:
+    """What ended a rank. echo: it is only a consequence of another rank's end. gone: ranks that it saw end without a word.
 
-    `error`: summary, traceback, echo (only a consequence of another rank's end), gone (ranks that it saw end without a word), time.
+    time: in seconds since 1970. advice: what to do, where the operating system refused something.
     """
+
+    summary: str
+    traceback: str
+    echo: bool
+    time: float
+    advice: str = ""
+    gone: list[int] = field(default_factory=list)
+
+
+@dataclass
+class RankState:
+    """One rank as seen from outside."""
 
     rank: int
     pid: int | None = None
     delivered: bool = False
     exited: bool = False
-    error: dict[str, Any] | None = None
+    error: RankError | None = None
     stack: str = ""
     collectives: CollectiveState = field(default_factory=CollectiveState)
 
@@ -111,7 +123,7 @@ def read(folder: Path, rank: int) -> RankState:
     except (FileNotFoundError, ValueError):
         return state
     with contextlib.suppress(FileNotFoundError):
-        state.error = json.loads(path(folder, rank, "error").read_bytes())
+        state.error = RankError(**json.loads(path(folder, rank, "error").read_bytes()))
     with contextlib.suppress(FileNotFoundError):
         state.stack = path(folder, rank, "stack").read_text(encoding="utf-8", errors="replace")
     with contextlib.suppress(FileNotFoundError):

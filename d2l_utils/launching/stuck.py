@@ -31,7 +31,9 @@ def explain(states: list[RankState]) -> Stuck:
     blamed = next(iter(absent.values()))[0] if absent else None
     differing = _differing(states, waits)
     if len(differing) > 1:
-        verb = "waited in" if all(waits.get(r) == call for call, where in differing.items() for r in where) else "called"
+        verb = (
+            "waited in" if all(waits.get(r) == call for call, where in differing.items() for r in where) else "called"
+        )
         found.append(_disagreement(differing, verb))
         few, more = list(differing.values())[:2]
         if blamed is None and len(few) < len(more):

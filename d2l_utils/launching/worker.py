@@ -19,10 +19,11 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from d2l_utils.launching import ranks
+from d2l_utils.launching import host_limits, ranks
 from d2l_utils.launching.collective_state import answer_requests
 from d2l_utils.launching.echo import is_echo
 
@@ -197,21 +198,20 @@ def _report(error: BaseException, folder: Path, rank: int) -> int:
     summary = traceback.format_exception_only(error)[-1 if isinstance(error, SyntaxError) else 0].strip()
     if isinstance(error, SystemExit):
         summary = f"sys.exit({error.code!r})"
-    echo = is_echo(error)
     try:
         text = reader_traceback(error)
     except Exception:  # an exception may break whoever looks at it
         text = summary
-    record = {"summary": summary, "traceback": text, "echo": echo, "time": time.time(), "gone": []}
-    ranks.write_json(ranks.path(folder, rank, "error"), record)
-    if echo:
+    record = ranks.RankError(summary, text, is_echo(error), time.time(), host_limits.advice(error))
+    ranks.write_json(ranks.path(folder, rank, "error"), asdict(record))
+    if record.echo:
         _linger(record, folder, rank)
     else:
         _wait_for_last_words(folder, rank)
     return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) and 0 < error.code < 256 else 1
 
 
-def _linger(record: dict[str, Any], folder: Path, rank: int, seconds: float = 1.0) -> None:
+def _linger(record: ranks.RankError, folder: Path, rank: int, seconds: float = 1.0) -> None:
     """Let the rank at fault be seen first: torchrun reports the first process that it sees fail, and takes status 0 for success.
 
     Whoever is gone meanwhile without a word is named in this rank's own record.
@@ -220,9 +220,9 @@ def _linger(record: dict[str, Any], folder: Path, rank: int, seconds: float = 1.
     others = [other for other in range(int(os.environ["WORLD_SIZE"])) if other != rank]
     while time.monotonic() < deadline:
         gone = [other for other in others if ranks.gone(folder, other)]
-        if gone != record["gone"]:
-            record["gone"] = gone
-            ranks.write_json(ranks.path(folder, rank, "error"), record)
+        if gone != record.gone:
+            record.gone = gone
+            ranks.write_json(ranks.path(folder, rank, "error"), asdict(record))
             deadline = min(deadline, time.monotonic() + 0.5)
         if any(ranks.read(folder, other).delivered for other in others):
             return  # it returned early: nobody has to be waited for
