@@ -50,9 +50,10 @@ def answer_requests(request: Path, answer: Path) -> None:
     try:
         request.unlink(missing_ok=True)  # of the life before
         os.mkfifo(request, 0o600)
-    except (AttributeError, OSError):  # Windows, or a file system without named pipes: the stacks alone must do
+        threading.Thread(target=_answer, args=(request, answer), daemon=True, name="d2l-state").start()
+    # Windows, a file system without named pipes, or a limit on threads: the stacks alone must do.
+    except (AttributeError, OSError, RuntimeError):
         return
-    threading.Thread(target=_answer, args=(request, answer), daemon=True, name="d2l-state").start()
 
 
 def _answer(request: Path, answer: Path) -> None:

@@ -32,7 +32,7 @@ def with_advice[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
             return function(*args, **kwargs)
-        except (OSError, MemoryError, RuntimeError) as error:
+        except (OSError, MemoryError, ImportError, RuntimeError) as error:
             advice = "" if isinstance(error, LaunchError) else host_limits.advice(error)
             if not advice:
                 raise
@@ -88,6 +88,8 @@ class Ending:
     stopped: bool = False
     supervisor_died: bool = False
     folder_gone: bool = False
+    rank_logs: list[str] = field(default_factory=list)  # the ends of what the ranks printed
+    supervisor_log: str = ""
     full_disk: str = ""  # the folder of the launch, where nothing more could be written to its disk
     statuses: list[int | None] = field(
         default_factory=list
@@ -156,7 +158,7 @@ def _killed(ending: Ending) -> LaunchError | None:
         return None
     rank, code = next(iter(killed.items()))
     where = ending.states[rank].where
-    text = f"rank {rank} was killed by {killed_by(code)}{f' at {where}' if where else ''}"
+    text = f"rank {rank} was killed by {killed_by(code)}{f' at {where}' if where else ''}{_last_words(ending, rank)}"
     return LaunchError(text + _others(ending.states, rank), rank=rank, kind="signal")
 
 
@@ -174,8 +176,14 @@ def _exit_status(ending: Ending) -> LaunchError | None:
     if not silent:
         return None
     rank, code = next(iter(silent.items()))
-    text = f"rank {rank} exited with status {code} and no exception"
+    text = f"rank {rank} exited with status {code} and no exception{_last_words(ending, rank)}"
     return LaunchError(text + _others(ending.states, rank), rank=rank, kind="exit")
+
+
+def _last_words(ending: Ending, rank: int) -> str:
+    """What to do about what the operating system refused to a rank that ended without an exception, where it printed that."""
+    advice = host_limits.advice_for_log(ending.rank_logs[rank]) if ending.rank_logs else ""
+    return f" ({advice})" if advice else ""
 
 
 def _refused(ending: Ending) -> LaunchError | None:
@@ -188,6 +196,8 @@ def _refused(ending: Ending) -> LaunchError | None:
 def _supervisor_killed(ending: Ending) -> LaunchError | None:
     if not ending.supervisor_died:
         return None
+    if ending.supervisor_log:
+        return LaunchError(f"the launch's own supervisor process failed\n\n{ending.supervisor_log}", kind="start")
     return LaunchError("the launch's own supervisor process was killed; its ranks ended with it", kind="start")
 
 
@@ -281,7 +291,7 @@ def _nothing_started(ending: Ending) -> LaunchError:
 
 
 def _log(ending: Ending) -> str:
-    return "\n".join(log.strip() for log in ending.agent_logs if log.strip())[-3000:]
+    return "\n".join(log.strip() for log in (*ending.agent_logs, ending.supervisor_log) if log.strip())[-3000:]
 
 
 def _exception_text(rank: int, error: RankError) -> str:

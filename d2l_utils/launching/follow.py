@@ -68,18 +68,25 @@ def follow(
         line.close()
         printer.finish()
     ending.states = [ranks.read(folder, rank) for rank in range(size)]
-    ending.agent_logs = [log.read_text(encoding="utf-8", errors="replace") for log in sorted(folder.glob("agent*.log"))]
-    ending.agent_logs += [log.read_text(encoding="utf-8", errors="replace") for log in folder.glob("supervisor.log")]
+    ending.agent_logs = [_end_of(log) for log in sorted(folder.glob("agent*.log"))]
+    ending.supervisor_log = _end_of(folder / "supervisor.log")
     if not (folder / "supervisor.pid").exists():  # the helper, which was to fork it, may have written why not
-        ending.agent_logs += [
-            log.read_text(encoding="utf-8", errors="replace") for log in folder.parent.glob("helper.log")
-        ]
+        ending.supervisor_log += _end_of(folder.parent / "helper.log")
+    ending.rank_logs = [_end_of(ranks.path(folder, rank, "log"), 2000) for rank in range(size)]
     ending.supervisor_died = line.record is None and ending.timed_out is None
     ending.statuses = [] if told is not None or line.record is None else line.record["statuses"]
     ending.folder_gone = not folder.exists()
     if not ending.folder_gone and not all(state.delivered for state in ending.states) and host_limits.is_full(folder):
         ending.full_disk = str(folder.parent)
     return ending
+
+
+def _end_of(log: Path, most: int = 100_000) -> str:
+    """The last characters of a log, nothing where there is none."""
+    try:
+        return log.read_text(encoding="utf-8", errors="replace").strip()[-most:]
+    except FileNotFoundError:
+        return ""
 
 
 def kill_supervisor(folder: Path) -> None:

@@ -19,7 +19,8 @@ _WHAT_TO_DO = {
     "or raise the limit (`ulimit -u` shows it; a container may have its own)",
     errno.EMFILE: "the limit on open files is reached: close files, or raise the limit (`ulimit -n` shows it)",
     errno.ENFILE: "this machine's limit on open files is reached: end other processes",
-    errno.ENOMEM: "there is not enough memory to start another process: end other notebooks, or use a smaller world_size",
+    errno.ENOMEM: "there is not enough memory to start another process: end other notebooks, use a smaller world_size, "
+    "or raise the limit (`ulimit -v` shows it)",
 }
 # `fork` and threads answer EAGAIN at a limit; elsewhere it means that a socket or pipe has no data yet.
 _STARTS_PROCESSES = (
@@ -36,13 +37,20 @@ _NO_THREAD = "can't start new thread"
 def advice(error: BaseException) -> str:
     """What to do about an error by which the operating system refused something; empty for any other error."""
     number = error.errno if isinstance(error, OSError) else None
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, ImportError) and "failed to map segment" in str(error)):
         number = errno.ENOMEM
-    elif isinstance(error, RuntimeError) and str(error).startswith(_NO_THREAD):
-        number = errno.EAGAIN
+    elif isinstance(error, RuntimeError):
+        number = _number_in(str(error))
     elif number == errno.EAGAIN and _raised_in(error) not in _STARTS_PROCESSES:
         number = None
     return _WHAT_TO_DO.get(number or 0, "")
+
+
+def _number_in(words: str) -> int | None:
+    """The errno of a RuntimeError of Python's threads, or of C++, which says the system's words alone."""
+    if words.startswith(_NO_THREAD):
+        return errno.EAGAIN
+    return next((number for number in _WHAT_TO_DO if words == os.strerror(number)), None)
 
 
 def _raised_in(error: BaseException) -> str:

@@ -169,6 +169,8 @@ def launch(
     weakref.finalize(owner, folders.remove, folder)
     if problem is not None:
         problem.results, problem.output, problem.script = results, _texts(folder, size), script
+        if ending.full_disk:  # the next launch needs the room, and this one's script is all that would be lost
+            folders.remove(folder)
         raise problem
     return owner
 

@@ -88,6 +88,7 @@ def is_library(file: str) -> bool:
     here = os.path.dirname(os.path.abspath(__file__))
     launcher = os.path.dirname(os.path.abspath(file)) == here and os.path.basename(file) in (
         "worker.py",
+        "ranks.py",
         "supervisor.py",
         "warm.py",
     )
@@ -107,7 +108,11 @@ def path(folder: Path, rank: int, what: str) -> Path:
 
 def write(target: Path, data: bytes) -> None:
     draft = target.with_name(target.name + ".draft")
-    draft.write_bytes(data)
+    try:
+        draft.write_bytes(data)
+    except OSError:  # a full disk: half a result must not take the room of the error's report
+        draft.unlink(missing_ok=True)
+        raise
     draft.replace(target)
 
 
