@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+from d2l_utils.launching.host_limits import why_no_semaphores
 from d2l_utils.launching.limits import cores
 
 # torchrun's own variables, and PET_*, from which it reads defaults for its arguments: left over from another launch they would
@@ -111,7 +112,7 @@ def why_not_warm(environ: Mapping[str, str]) -> str | None:
         return "D2L_LAUNCH=cold asks for it"
     if sys.platform != "linux":
         return f"forking a process that has imported torch is not safe on {sys.platform}"
-    return None
+    return why_no_semaphores()
 
 
 def why_no_fork(folder: Path) -> str | None:

@@ -1,14 +1,17 @@
 """What a launch that did not end well raises, and how it finds the first real error among its echoes."""
 
 import contextlib
+import functools
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from d2l_utils.launching.ranks import RankState
+from d2l_utils.launching import host_limits, stuck
+from d2l_utils.launching.ranks import RankError, RankState
+from d2l_utils.launching.stuck import rank_names
 
 
 @contextlib.contextmanager
@@ -20,6 +23,23 @@ def plainly() -> Iterator[None]:
         words = [f"{type(error).__name__}: {error}"]
         error.__dict__["_render_traceback_"] = lambda: words
         raise
+
+
+def with_advice[**P, R](function: Callable[P, R]) -> Callable[P, R]:
+    """Where the operating system refuses something to this process, raise OSError that says what to do."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except (OSError, MemoryError, ImportError, RuntimeError) as error:
+            advice = "" if isinstance(error, LaunchError) else host_limits.advice(error)
+            if not advice:
+                raise
+            with plainly():
+                raise OSError(f"{getattr(error, 'strerror', None) or error}: {advice}") from error
+
+    return call
 
 
 class LaunchError(RuntimeError):
@@ -68,6 +88,9 @@ class Ending:
     stopped: bool = False
     supervisor_died: bool = False
     folder_gone: bool = False
+    rank_logs: list[str] = field(default_factory=list)  # the ends of what the ranks printed
+    supervisor_log: str = ""
+    full_disk: str = ""  # the folder of the launch, where nothing more could be written to its disk
     statuses: list[int | None] = field(
         default_factory=list
     )  # exit statuses of torchrun's agents, where they ended by themselves
@@ -94,76 +117,187 @@ def killed_by(code: int) -> str:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    return f"{name} (often: out of memory)" if name == "SIGKILL" else name
+    often = {"SIGKILL": "out of memory", "SIGBUS": "/dev/shm is full"}
+    return f"{name} (often: {often[name]})" if name in often else name
 
 
 def diagnose(ending: Ending) -> LaunchError | None:
-    """The error that tells what happened, or None when every rank delivered its result."""
-    states = ending.states
-    missing = [s for s in states if not s.delivered]
-    if not missing:
+    """The error that tells what happened, or None when every rank delivered its result. The surest cause is asked for first."""
+    if all(state.delivered for state in ending.states):
         return None
-    if ending.stopped:
-        return LaunchStopped(f"stopped; {_count(len(missing), 'rank')} had not finished")
-    causes = [(s.error["time"], s.rank) for s in states if s.error and not s.error["echo"]]
-    first = states[min(causes)[1]] if causes else None
-    if first is not None and first.error:  # of ranks that failed alike, the lowest: which was faster means nothing
-        summary = first.error["summary"]
-        first = next(s for s in states if s.error and s.error["summary"] == summary)
-    codes = exit_codes(ending.agent_logs, states)
-    killed = {rank: code for rank, code in codes.items() if code < 0 and not states[rank].error}
-    silent = {rank: code for rank, code in codes.items() if code > 0 and not states[rank].error and rank not in killed}
-    if first is not None and first.error:
-        return LaunchError(_exception_text(first.rank, first.error) + _others(states, first), rank=first.rank)
-    if killed and not (ending.timed_out is not None and set(killed.values()) <= {-signal.SIGTERM}):
-        rank, code = next(iter(killed.items()))
-        place = f" at {states[rank].where}" if states[rank].where else ""
-        text = f"rank {rank} was killed by {killed_by(code)}{place}"
-        return LaunchError(text + _others(states, states[rank]), rank=rank, kind="signal")
-    if silent:
-        rank, code = next(iter(silent.items()))
-        text = f"rank {rank} exited with status {code} and no exception"
-        return LaunchError(text + _others(states, states[rank]), rank=rank, kind="exit")
-    if ending.supervisor_died:
-        return LaunchError("the launch's own supervisor process was killed; its ranks ended with it", kind="start")
-    echoes = sorted([(s, s.error) for s in states if s.error], key=lambda pair: pair[1]["time"])
+    for step in _STEPS:
+        if (problem := step(ending)) is not None:
+            return problem
+    return _nothing_started(ending)
+
+
+def _stopped(ending: Ending) -> LaunchError | None:
+    number = sum(not state.delivered for state in ending.states)
+    return LaunchStopped(f"stopped; {_count(number, 'rank')} had not finished") if ending.stopped else None
+
+
+def _exception(ending: Ending) -> LaunchError | None:
+    """The first error that is no echo of another rank's end; of ranks that failed alike, the lowest: which was faster means nothing."""
+    causes = [(s.error, s.rank) for s in ending.states if s.error and not s.error.echo]
+    if not causes:
+        return None
+    summary = min(causes, key=lambda cause: (cause[0].time, cause[1]))[0].summary
+    error, rank = next(cause for cause in causes if cause[0].summary == summary)
+    return LaunchError(_exception_text(rank, error) + _others(ending.states, rank), rank=rank)
+
+
+def _without_word(ending: Ending) -> dict[int, int]:
+    """Exit codes of ranks that failed and left no error."""
+    codes = exit_codes(ending.agent_logs, ending.states)
+    return {rank: code for rank, code in codes.items() if code and not ending.states[rank].error}
+
+
+def _killed(ending: Ending) -> LaunchError | None:
+    killed = {rank: code for rank, code in _without_word(ending).items() if code < 0}
+    if not killed or (ending.timed_out is not None and set(killed.values()) <= {-signal.SIGTERM}):
+        return None
+    rank, code = next(iter(killed.items()))
+    where = ending.states[rank].where
+    text = f"rank {rank} was killed by {killed_by(code)}{f' at {where}' if where else ''}{_last_words(ending, rank)}"
+    return LaunchError(text + _others(ending.states, rank), rank=rank, kind="signal")
+
+
+def _full_disk(ending: Ending) -> LaunchError | None:
+    if not ending.full_disk:
+        return None
+    rank = next(iter(_without_word(ending)), None)
+    who = "the launch" if rank is None else f"rank {rank}"
+    text = f"{who} could not write its files in {ending.full_disk}: {host_limits.FULL_DISK}"
+    return LaunchError(text, rank=rank, kind="start" if rank is None else "exit")
+
+
+def _exit_status(ending: Ending) -> LaunchError | None:
+    silent = {rank: code for rank, code in _without_word(ending).items() if code > 0}
+    if not silent:
+        return None
+    rank, code = next(iter(silent.items()))
+    text = f"rank {rank} exited with status {code} and no exception{_last_words(ending, rank)}"
+    return LaunchError(text + _others(ending.states, rank), rank=rank, kind="exit")
+
+
+def _last_words(ending: Ending, rank: int) -> str:
+    """What to do about what the operating system refused to a rank that ended without an exception, where it printed that."""
+    advice = host_limits.advice_for_log(ending.rank_logs[rank]) if ending.rank_logs else ""
+    return f" ({advice})" if advice else ""
+
+
+def _refused(ending: Ending) -> LaunchError | None:
+    """What the operating system refused to the supervisor or to torchrun before any rank ran."""
+    log = _log(ending)
+    advice = "" if any(state.pid for state in ending.states) else host_limits.advice_for_log(log)
+    return LaunchError(f"the ranks could not be started: {advice}\n\n{log}", kind="start") if advice else None
+
+
+def _supervisor_killed(ending: Ending) -> LaunchError | None:
+    if not ending.supervisor_died:
+        return None
+    if ending.supervisor_log:
+        return LaunchError(f"the launch's own supervisor process failed\n\n{ending.supervisor_log}", kind="start")
+    return LaunchError("the launch's own supervisor process was killed; its ranks ended with it", kind="start")
+
+
+def _torchrun_killed(ending: Ending) -> LaunchError | None:
+    killed = [status for status in ending.statuses if status is not None and status < 0]
+    if not killed:
+        return None
+    return LaunchError(f"torchrun itself was killed by {killed_by(killed[0])}; its ranks ended with it", kind="start")
+
+
+def _echoes(ending: Ending) -> list[tuple[int, RankError]]:
+    """Ranks that failed only because of another, in order of time."""
+    return sorted([(s.rank, s.error) for s in ending.states if s.error], key=lambda pair: pair[1].time)
+
+
+def _gone(ending: Ending) -> LaunchError | None:
+    """Ranks whose process ended by itself without a result or an error."""
+    states, echoes = ending.states, _echoes(ending)
     # The first rank that met the end of another saw who was gone before torchrun ended the rest.
-    early = set(echoes[0][1]["gone"]) if echoes else ending.early
+    early = set(echoes[0][1].gone) if echoes else ending.early
     gone = [s.rank for s in states if s.exited or (s.rank in early and not s.ended)]
-    agents_killed = [status for status in ending.statuses if status is not None and status < 0]
-    if agents_killed:
-        return LaunchError(
-            f"torchrun itself was killed by {killed_by(agents_killed[0])}; its ranks ended with it", kind="start"
-        )
-    if len(gone) == len(missing):
-        return LaunchError(f"{_ranks(gone)} exited without returning a result", rank=gone[0], kind="exit")
-    if gone:
-        others = _others(states, states[gone[0]], but=len(gone) - 1)
-        return LaunchError(f"{_ranks(gone)} exited before the others finished{others}", rank=gone[0], kind="exit")
-    delivered = [s.rank for s in states if s.delivered]
-    if echoes and delivered:
-        text = (
-            f"{_ranks(delivered)} returned before the others finished, while {_ranks([s.rank for s in missing])} "
-            "still waited in a collective: every rank must join every collective"
-        )
-        return LaunchError(f"{text}\n\n{echoes[0][1]['traceback']}", rank=delivered[0], kind="exit")
-    if ending.timed_out is not None:
-        return LaunchTimeout(_timeout_text(states, ending.timed_out), rank=next(iter(_absent(states)), None))
-    if echoes:
-        state, error = echoes[0]
-        return LaunchError(_exception_text(state.rank, error) + _others(states, state), rank=state.rank)
-    if ending.folder_gone:
-        return LaunchError("the launch's temporary folder was removed while it ran", kind="start")
-    log = "\n".join(log.strip() for log in ending.agent_logs if log.strip())
-    return LaunchError(
-        "torchrun ended before any rank had started\n\n" + (log[-3000:] or "(it printed nothing)"),
-        kind="start",
+    if not gone:
+        return None
+    if len(gone) == sum(not s.delivered for s in states):
+        return LaunchError(f"{rank_names(gone)} exited without returning a result", rank=gone[0], kind="exit")
+    others = _others(states, gone[0], but=len(gone) - 1)
+    return LaunchError(f"{rank_names(gone)} exited before the others finished{others}", rank=gone[0], kind="exit")
+
+
+def _returned_early(ending: Ending) -> LaunchError | None:
+    delivered, echoes = [s.rank for s in ending.states if s.delivered], _echoes(ending)
+    if not delivered or not echoes:
+        return None
+    text = (
+        f"{rank_names(delivered)} returned before the others finished, while "
+        f"{rank_names(s.rank for s in ending.states if not s.delivered)} "
+        "still waited in a collective: every rank must join every collective"
     )
+    return LaunchError(f"{text}\n\n{echoes[0][1].traceback}", rank=delivered[0], kind="exit")
 
 
-def _exception_text(rank: int, error: dict[str, Any]) -> str:
+def _timed_out(ending: Ending) -> LaunchError | None:
+    if ending.timed_out is None:
+        return None
+    states = ending.states
+    why = stuck.explain(states)
+    unfinished = rank_names(s.rank for s in states if not s.delivered)
+    lines = [f"timed out after {ending.timed_out:g} s: {unfinished} had not finished{'; ' * bool(why.text)}{why.text}"]
+    for state in states:
+        if state.delivered:
+            lines.append(f"  rank {state.rank} had returned")
+        elif state.where or not state.pid:
+            lines.append(f"  rank {state.rank} {f'was at {state.where}' if state.where else 'had not started'}")
+    lines.append("The limit is the argument `timeout`, in seconds.")
+    return LaunchTimeout("\n".join(lines), rank=why.rank)
+
+
+def _echo_alone(ending: Ending) -> LaunchError | None:
+    """No cause was found: the first echo is all that is known."""
+    for rank, error in _echoes(ending)[:1]:
+        return LaunchError(_exception_text(rank, error) + _others(ending.states, rank), rank=rank)
+    return None
+
+
+def _folder_gone(ending: Ending) -> LaunchError | None:
+    if not ending.folder_gone:
+        return None
+    return LaunchError("the launch's temporary folder was removed while it ran", kind="start")
+
+
+_STEPS: tuple[Callable[[Ending], LaunchError | None], ...] = (
+    _stopped,
+    _exception,
+    _killed,
+    _full_disk,
+    _exit_status,
+    _refused,
+    _supervisor_killed,
+    _torchrun_killed,
+    _gone,
+    _returned_early,
+    _timed_out,
+    _echo_alone,
+    _folder_gone,
+)
+
+
+def _nothing_started(ending: Ending) -> LaunchError:
+    log = _log(ending) or "(it printed nothing)"
+    return LaunchError(f"torchrun ended before any rank had started\n\n{log}", kind="start")
+
+
+def _log(ending: Ending) -> str:
+    return "\n".join(log.strip() for log in (*ending.agent_logs, ending.supervisor_log) if log.strip())[-3000:]
+
+
+def _exception_text(rank: int, error: RankError) -> str:
     """An exception may carry a whole tensor as text: the ends of it are enough."""
-    return f"rank {rank} failed: {_ends(error['summary'], 2_000)}\n\n{_ends(error['traceback'], 20_000)}"
+    advice = f" ({error.advice})" if error.advice else ""
+    return f"rank {rank} failed: {_ends(error.summary, 2_000)}{advice}\n\n{_ends(error.traceback, 20_000)}"
 
 
 def _ends(text: str, most: int) -> str:
@@ -172,43 +306,11 @@ def _ends(text: str, most: int) -> str:
     return text if left_out <= 0 else f"{text[: most // 2]} ... {left_out} characters ... {text[-most // 2 :]}"
 
 
-def _timeout_text(states: list[RankState], seconds: float) -> str:
-    unfinished = [s for s in states if not s.delivered]
-    waiting = [s for s in unfinished if s.in_collective]
-    absent = _absent(states)
-    lines = [f"timed out after {seconds:g} s: {_ranks([s.rank for s in unfinished])} had not finished"]
-    if absent and waiting:
-        lines[0] += (
-            f"; {_ranks(absent)} never joined the collective in which {_ranks([s.rank for s in waiting])} waited"
-        )
-    for state in states:
-        where = (
-            "had returned"
-            if state.delivered
-            else f"was at {state.where}"
-            if state.where
-            else "had not started"
-            if not state.pid
-            else ""
-        )
-        if where:
-            lines.append(f"  rank {state.rank} {where}")
-    lines.append("The limit is the argument `timeout`, in seconds.")
-    return "\n".join(lines)
-
-
-def _absent(states: list[RankState]) -> list[int]:
-    """Ranks that others in a collective waited for in vain."""
-    waiting = {s.rank for s in states if s.in_collective}
-    return [s.rank for s in states if s.rank not in waiting] if waiting else []
-
-
-def _others(states: list[RankState], culprit: RankState, but: int = 0) -> str:
-    count = sum(not s.delivered and s.rank != culprit.rank for s in states) - but
-    alike = sum(
-        bool(culprit.error and s.error and s.rank != culprit.rank and s.error["summary"] == culprit.error["summary"])
-        for s in states
-    )
+def _others(states: list[RankState], culprit: int, but: int = 0) -> str:
+    """How many ranks failed as rank `culprit` did, and how many only because of it, `but` so many that are told of elsewhere."""
+    count = sum(not s.delivered and s.rank != culprit for s in states) - but
+    own = states[culprit].error
+    alike = sum(bool(own and s.error and s.rank != culprit and s.error.summary == own.summary) for s in states)
     text = ""
     if alike:
         text += f"\n\n{_count(alike, 'other rank')} failed in the same way."
@@ -219,8 +321,3 @@ def _others(states: list[RankState], culprit: RankState, but: int = 0) -> str:
 
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
-
-
-def _ranks(numbers: list[int]) -> str:
-    names = [str(number) for number in sorted(numbers)]
-    return f"rank {names[0]}" if len(names) == 1 else f"ranks {', '.join(names[:-1])} and {names[-1]}"

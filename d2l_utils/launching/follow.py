@@ -5,7 +5,7 @@ import threading
 import time
 from pathlib import Path
 
-from d2l_utils.launching import errors, helper, output, ranks
+from d2l_utils.launching import errors, helper, host_limits, output, ranks
 
 _GRACE = 3.0  # seconds that the others have to end by themselves once a rank has failed
 _NEW_LIFE = 15.0  # seconds that torchrun has, where it may, to end the others and start all ranks anew
@@ -68,12 +68,25 @@ def follow(
         line.close()
         printer.finish()
     ending.states = [ranks.read(folder, rank) for rank in range(size)]
-    ending.agent_logs = [log.read_text(encoding="utf-8", errors="replace") for log in sorted(folder.glob("agent*.log"))]
-    ending.agent_logs += [log.read_text(encoding="utf-8", errors="replace") for log in folder.glob("supervisor.log")]
+    ending.agent_logs = [_end_of(log) for log in sorted(folder.glob("agent*.log"))]
+    ending.supervisor_log = _end_of(folder / "supervisor.log")
+    if not (folder / "supervisor.pid").exists():  # the helper, which was to fork it, may have written why not
+        ending.supervisor_log += _end_of(folder.parent / "helper.log")
+    ending.rank_logs = [_end_of(ranks.path(folder, rank, "log"), 2000) for rank in range(size)]
     ending.supervisor_died = line.record is None and ending.timed_out is None
     ending.statuses = [] if told is not None or line.record is None else line.record["statuses"]
     ending.folder_gone = not folder.exists()
+    if not ending.folder_gone and not all(state.delivered for state in ending.states) and host_limits.is_full(folder):
+        ending.full_disk = str(folder.parent)
     return ending
+
+
+def _end_of(log: Path, most: int = 100_000) -> str:
+    """The last characters of a log, nothing where there is none."""
+    try:
+        return log.read_text(encoding="utf-8", errors="replace").strip()[-most:]
+    except FileNotFoundError:
+        return ""
 
 
 def kill_supervisor(folder: Path) -> None:

@@ -69,6 +69,7 @@ class Helper:
                 cwd=folder,
                 env=self._env(folder),
             )
+        (folder / "helper.pid").write_text(str(self.process.pid))
         self.lock, self.ready = threading.Lock(), False
 
     @staticmethod
@@ -79,6 +80,9 @@ class Helper:
         env.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "torchinductor"))  # importing torch._dynamo makes it
         # Thread pools that libraries start on import would make forking unsafe.
         return env | {
+            "D2L_KERNEL_FOLDER": str(
+                folder
+            ),  # whose forks these are: /proc shows a fork the environment of the helper's start
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
             "MKL_NUM_THREADS": "1",

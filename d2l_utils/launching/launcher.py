@@ -1,6 +1,5 @@
 """launch(): run a function on N real ranks through torchrun, and bring back results or the real error."""
 
-import errno
 import importlib.util
 import json
 import math
@@ -18,7 +17,19 @@ from typing import Any
 
 from d2l_utils.device import Choice, check_world_size, choose, keep_one_device
 from d2l_utils.garbage import collected_later
-from d2l_utils.launching import environment, errors, folders, helper, limits, output, ranks, recipes, source, turns
+from d2l_utils.launching import (
+    environment,
+    errors,
+    folders,
+    helper,
+    host_limits,
+    limits,
+    output,
+    ranks,
+    recipes,
+    source,
+    turns,
+)
 from d2l_utils.launching.commands import agent_arguments, command_for
 from d2l_utils.launching.follow import follow
 from d2l_utils.launching.literals import python_value
@@ -97,6 +108,7 @@ class Run:
 
 
 @turns.counted
+@errors.with_advice
 def launch(
     function: Callable[..., Any] | str | os.PathLike[str],
     /,
@@ -130,6 +142,7 @@ def launch(
     with errors.plainly():
         size = check_world_size(world_size)
         _check(size, nodes, restarts, timeout, output, stop)
+        host_limits.require_loopback()
         why_cold = environment.why_not_warm(os.environ)
         name, text = _script_text(function, uses, arguments, size, nodes, restarts)
         if why_cold is None:
@@ -155,15 +168,11 @@ def launch(
                 results, unreadable = _results(folder, size)
             problem = problem or unreadable
             break
-        except BaseException as error:
+        except BaseException:
             if line is not None:  # the stop button in a moment when `follow` does not listen for it
                 line.send("stop")
                 line.close()
             folders.remove(folder)
-            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):
-                raise OSError(
-                    f"no room for temporary files in {folder.parent.parent}: set TMPDIR to a folder with more"
-                ) from error
             raise
     owner: Any = problem
     if problem is None:
@@ -185,6 +194,8 @@ def launch(
     weakref.finalize(owner, folders.remove, folder)
     if problem is not None:
         problem.results, problem.output, problem.script = results, _texts(folder, size), script
+        if ending.full_disk:  # the next launch needs the room, and this one's script is all that would be lost
+            folders.remove(folder)
         raise problem
     return owner
 

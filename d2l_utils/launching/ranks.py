@@ -7,29 +7,44 @@ import contextlib
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from d2l_utils.launching import results
+from d2l_utils.launching.collective_state import CollectiveState
 
 _FRAME = re.compile(r'File "(.*)", line (\d+),? in (\S+)')
-_COLLECTIVE = ("torch/distributed/", "torch\\distributed\\")
+# Where a rank stands that waits for others: in a collective, or for the device on which a collective runs.
+_WAITING = re.compile(r"torch/distributed/.*:|torch/(cuda|accelerator|xpu)/.*:synchronize$")
+
+
+@dataclass
+class RankError:
+    """What ended a rank. echo: it is only a consequence of another rank's end. gone: ranks that it saw end without a word.
+
+    time: in seconds since 1970. advice: what to do, where the operating system refused something.
+    """
+
+    summary: str
+    traceback: str
+    echo: bool
+    time: float
+    advice: str = ""
+    gone: list[int] = field(default_factory=list)
 
 
 @dataclass
 class RankState:
-    """One rank as seen from outside.
-
-    `error`: summary, traceback, echo (only a consequence of another rank's end), gone (ranks that it saw end without a word), time.
-    """
+    """One rank as seen from outside."""
 
     rank: int
     pid: int | None = None
     delivered: bool = False
     exited: bool = False
-    error: dict[str, Any] | None = None
+    error: RankError | None = None
     stack: str = ""
+    collectives: CollectiveState = field(default_factory=CollectiveState)
 
     @property
     def ended(self) -> bool:
@@ -45,8 +60,14 @@ class RankState:
 
     @property
     def in_collective(self) -> bool:
-        """Whether the rank sat inside torch.distributed when it was asked."""
-        return any(part in self.frames[0][0] for part in _COLLECTIVE) if self.frames else False
+        """Whether the rank sat inside torch.distributed, or waited for its device, when it was asked."""
+        file, _, name = self.frames[0] if self.frames else ("", 0, "")
+        return _WAITING.search(f"{file}:{name}".replace("\\", "/")) is not None
+
+    @property
+    def called(self) -> str:
+        """The library function that the reader's innermost line called."""
+        return self.where.rpartition(", inside ")[2] if ", inside " in self.where else ""
 
     @property
     def where(self) -> str:
@@ -65,6 +86,7 @@ def is_library(file: str) -> bool:
     here = os.path.dirname(os.path.abspath(__file__))
     launcher = os.path.dirname(os.path.abspath(file)) == here and os.path.basename(file) in (
         "worker.py",
+        "ranks.py",
         "supervisor.py",
         "warm.py",
     )
@@ -78,13 +100,17 @@ def _in_stdlib(file: str) -> bool:
 
 
 def path(folder: Path, rank: int, what: str) -> Path:
-    """`what`: pid, ready (torch is there, the script begins), log, result, error, exit or stack."""
+    """`what`: pid, ready (torch is there, the script begins), log, result, error, exit, stack, ask or collectives."""
     return folder / f"rank{rank}.{what}"
 
 
 def write(target: Path, data: bytes) -> None:
     draft = target.with_name(target.name + ".draft")
-    draft.write_bytes(data)
+    try:
+        draft.write_bytes(data)
+    except OSError:  # a full disk: half a result must not take the room of the error's report
+        draft.unlink(missing_ok=True)
+        raise
     draft.replace(target)
 
 
@@ -100,9 +126,11 @@ def read(folder: Path, rank: int) -> RankState:
     except (FileNotFoundError, ValueError):
         return state
     with contextlib.suppress(FileNotFoundError):
-        state.error = json.loads(path(folder, rank, "error").read_bytes())
+        state.error = RankError(**json.loads(path(folder, rank, "error").read_bytes()))
     with contextlib.suppress(FileNotFoundError):
         state.stack = path(folder, rank, "stack").read_text(encoding="utf-8", errors="replace")
+    with contextlib.suppress(FileNotFoundError):
+        state.collectives = CollectiveState.from_json(path(folder, rank, "collectives").read_bytes())
     return state
 
 

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, BinaryIO
 
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
@@ -165,15 +166,15 @@ def kill_all(seconds: float = 5.0) -> list[int]:
 
 def host_stores(folder: str, lives: int) -> list[Any]:
     """The stores through which the agents and ranks of a warm launch meet; see rendezvous.py for why they live here."""
-    from pathlib import Path
-
     from d2l_utils.launching.rendezvous import host
 
     return [host(Path(folder), life) for life in range(lives)]
 
 
 def dump_stacks(folder: str) -> None:
-    """Have each rank write where it stands (worker.py registered that), to name the ranks that never joined."""
+    """Have each rank write where it stands and in which collectives (worker.py prepared both), to name those that never joined."""
+    from d2l_utils.launching.collective_state import ask
+
     if not hasattr(signal, "SIGUSR1"):
         return
     mine = {process.pid for process in descendants()}
@@ -183,7 +184,9 @@ def dump_stacks(folder: str) -> None:
                 pid = int(file.read() or 0)
             if pid in mine:
                 os.kill(pid, signal.SIGUSR1)
-    time.sleep(0.3)
+    begun = time.monotonic()
+    ask(folder, seconds=2.0)
+    time.sleep(max(0.0, 0.3 - (time.monotonic() - begun)))  # the stacks, of which nothing says that they are whole
 
 
 def run(request: dict[str, Any], line: Any, warm: bool) -> int:
@@ -219,22 +222,12 @@ def run(request: dict[str, Any], line: Any, warm: bool) -> int:
     del stores
     gone = channel.kernel_gone  # asked before the last word: a kernel that has heard it hangs up too
     if gone or not channel.ended({"statuses": [statuses.get(pid) for pid in agents], "left": left}):
-        shutil.rmtree(folder if kernel_lives(folder) else os.path.dirname(folder), ignore_errors=True)
+        from d2l_utils.launching import folders
+
+        # A cold launch has no helper that removes the folder of a process that was killed.
+        own = os.path.dirname(folder)
+        shutil.rmtree(own if folders.owner_is_gone(Path(own)) else folder, ignore_errors=True)
     return 0
-
-
-def kernel_lives(folder: str) -> bool:
-    """Whether the process still runs in whose own folder (see folders.py) this launch's is. A cold launch has no helper that
-    removes that one when the process was killed."""
-    import psutil
-
-    try:
-        with open(os.path.join(os.path.dirname(folder), "owner.pid"), encoding="ascii") as file:
-            return bool(psutil.Process(int(file.read())).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-    except (OSError, ValueError, psutil.Error):
-        return True
 
 
 def main(request_path: str) -> None:

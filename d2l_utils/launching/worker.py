@@ -9,7 +9,6 @@ error reports.
 import contextlib
 import faulthandler
 import os
-import re
 import runpy
 import signal
 import sys
@@ -19,20 +18,14 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from d2l_utils.launching import environment, forked, ranks, results
+from d2l_utils.launching import environment, forked, host_limits, ranks, results
+from d2l_utils.launching.collective_state import answer_requests
+from d2l_utils.launching.echo import is_echo
 from d2l_utils.launching.meanings import explained
-
-# Errors that a rank sees because another one ended: never the first cause.
-_ECHO = re.compile(
-    r"connection (was )?(closed|reset|refused|aborted)|closed by (remote )?peer|broken pipe|socket (closed|timeout)|remote process exited"
-    r"|timed out waiting|wait timeout|failed to (recv|send)|ncclRemoteError|connect(ing|ion)? .*failed|store .*(closed|failed)|"
-    r"application timeout caused pair closure|no error$",
-    re.IGNORECASE,
-)
-
 
 _delivers = False  # whether the script called run_rank; one of the reader's own that does not is done when it ends
 
@@ -57,6 +50,7 @@ def main(arguments: list[str]) -> None:
     faulthandler.enable(file=stack)
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=stack)
+    answer_requests(ranks.path(folder, rank, "ask"), ranks.path(folder, rank, "collectives"))
     if sys.platform == "linux":
         from d2l_utils.launching.supervisor import die_with_parent
 
@@ -120,11 +114,11 @@ def run_rank(function: Callable[..., Any], /, **arguments: Any) -> None:
         if not initialises_process_group(function):
             dist.init_process_group(group_backend(device.type))
         value = function(**arguments)
+        if os.getpid() != process:
+            os._exit(0)  # a child that the function forked and that came back: the rank is its parent
         if device.type != "cpu":
             # NCCL's calls return at once: what a rank returns counts when its device has done it, or has failed to.
             torch.accelerator.synchronize(device.index)
-    if os.getpid() != process:
-        os._exit(0)  # a child that the function forked and that came back: the rank is its parent
     if place is None:
         # torchrun's ranks write unbuffered: a line and its end go out together, or another rank's comes between
         print(f"[rank {rank}] {value!r}\n", end="", flush=True)
@@ -202,16 +196,15 @@ def _report(error: BaseException, folder: Path, rank: int) -> int:
         summary = f"sys.exit({error.code!r})"
         if isinstance(error.code, int) and (line := _last_line(ranks.path(folder, rank, "log"))):
             summary += f"; the last line that it printed is: {line}"  # why a script's arguments are wrong, for example
-    echo = isinstance(error, RuntimeError) and _ECHO.search(summary) is not None
     try:
         if meaning := explained(error):
             error.add_note(f"What it means: {meaning}.")
         text = reader_traceback(error)
     except Exception:  # an exception may break whoever looks at it
         text = summary
-    record = {"summary": summary, "traceback": text, "echo": echo, "time": time.time(), "gone": []}
-    ranks.write_json(ranks.path(folder, rank, "error"), record)
-    if echo:
+    record = ranks.RankError(summary, text, is_echo(error), time.time(), host_limits.advice(error))
+    ranks.write_json(ranks.path(folder, rank, "error"), asdict(record))
+    if record.echo:
         _linger(record, folder, rank)
     else:
         _wait_for_last_words(folder, rank)
@@ -228,7 +221,7 @@ def _last_line(log: Path) -> str:
     return ""
 
 
-def _linger(record: dict[str, Any], folder: Path, rank: int, seconds: float = 1.0) -> None:
+def _linger(record: ranks.RankError, folder: Path, rank: int, seconds: float = 1.0) -> None:
     """Let the rank at fault be seen first: torchrun reports the first process that it sees fail, and takes status 0 for success.
 
     Whoever is gone meanwhile without a word is named in this rank's own record.
@@ -237,9 +230,9 @@ def _linger(record: dict[str, Any], folder: Path, rank: int, seconds: float = 1.
     others = [other for other in range(int(os.environ["WORLD_SIZE"])) if other != rank]
     while time.monotonic() < deadline:
         gone = [other for other in others if ranks.gone(folder, other)]
-        if gone != record["gone"]:
-            record["gone"] = gone
-            ranks.write_json(ranks.path(folder, rank, "error"), record)
+        if gone != record.gone:
+            record.gone = gone
+            ranks.write_json(ranks.path(folder, rank, "error"), asdict(record))
             deadline = min(deadline, time.monotonic() + 0.5)
         if any(ranks.read(folder, other).delivered for other in others):
             return  # it returned early: nobody has to be waited for

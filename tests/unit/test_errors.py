@@ -6,11 +6,11 @@ import pytest
 
 from d2l_utils import launch
 from d2l_utils.launching.errors import Ending, diagnose
-from d2l_utils.launching.ranks import RankState
+from d2l_utils.launching.ranks import RankError, RankState
 
 
 def failed(summary, traceback):
-    error = {"summary": summary, "traceback": traceback, "echo": False, "time": 1.0, "gone": []}
+    error = RankError(summary, traceback, echo=False, time=1.0)
     return diagnose(Ending(states=[RankState(rank=0, error=error)], agent_logs=[]))
 
 
