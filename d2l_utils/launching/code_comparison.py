@@ -138,7 +138,7 @@ def _class_differences(cls: type, node: ast.ClassDef, body: types.CodeType, scop
         and not {"vars", "locals"} & {*body.co_names}
     ):
         for name, value in own.items():
-            ours = isinstance(value, _PLAIN_DATA) or any(f.__globals__ is scope for f in _functions(value))
+            ours = isinstance(value, (*_PLAIN_DATA, type)) or any(f.__globals__ is scope for f in _functions(value))
             if ours and not name.startswith("__") and name not in body.co_names:
                 yield f"{name} was added to it"
 
@@ -174,6 +174,10 @@ def _method_differences(cls: type, name: str, node: Any, scope: Scope, stored: C
 
 def _base_differences(cls: type, node: ast.ClassDef, scope: Scope) -> Iterator[str]:
     bases = vars(cls).get("__orig_bases__", cls.__bases__)
+    written = len(node.bases) + ("__orig_bases__" in vars(cls) and bool(node.type_params))
+    allowed = {0, 1} if bases == (object,) else {len(bases)}
+    if written not in allowed and not any(isinstance(base, ast.Starred) for base in node.bases):
+        yield "it has other bases"
     metaclass = [keyword.value for keyword in node.keywords if keyword.arg == "metaclass"]
     for base, text in [*zip(bases, node.bases, strict=False), *((type(cls), text) for text in metaclass)]:
         found = _value_of(text, scope) if isinstance(text, ast.Name | ast.Attribute) else _UNKNOWN
@@ -213,8 +217,8 @@ def _values(cls: type, name: str) -> Iterator[Any]:
     if isinstance(cls, enum.EnumMeta) and name in cls.__members__:
         yield cls.__members__[name]._value_
         return
-    if name in own and not hasattr(type(own[name]), "__get__"):
-        yield own[name]
+    if name in own and (isinstance(own[name], property) or not hasattr(type(own[name]), "__get__")):
+        yield own[name]  # save for what __slots__ and NamedTuple put in the place of a field
     field = own.get("__dataclass_fields__", {}).get(name)
     if field is not None and field.default is not dataclasses.MISSING:
         yield field.default
