@@ -169,7 +169,8 @@ def test_decorated_helpers_are_their_own_text_and_names(kernel):
     """Their globals are the notebook's, and not those of the module in which the wrapper was defined."""
     cells = [
         "import math\n@functools.cache\ndef slow(n): return math.floor(n)",
-        "def more(f):\n    @functools.wraps(f)\n    def inner(): return f() + 1\n    return inner\n@more\ndef two(): return math.floor(1.5)",
+        "def more(f):\n    @functools.wraps(f)\n    def inner(): return f() + 1\n    return inner\n"
+        "@more\ndef two(): return math.floor(1.5)",
         "def asks(): return [slow(2.5), two()]",
     ]
     assert "asks names slow, which is defined in the notebook: pass uses=[slow]" in refused(
@@ -273,7 +274,8 @@ def test_future_annotations_reach_the_script(kernel):
     cells = [
         "@dataclass\nclass Before:\n    width: int = 1",
         "from __future__ import annotations",
-        "@dataclass\nclass After:\n    kind: typing.ClassVar[int] = 3\n    width: Unknown = 2\ndef asks(x: AlsoUnknown = 2) -> After: return After().width",
+        "@dataclass\nclass After:\n    kind: typing.ClassVar[int] = 3\n    width: Unknown = 2\n"
+        "def asks(x: AlsoUnknown = 2) -> After: return After().width",
         "def plain(): return After().width",
     ]
     assert both(kernel, "asks", *cells, uses="[After]") == [2, 2]
