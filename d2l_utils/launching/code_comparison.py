@@ -116,7 +116,8 @@ def _class_differences(cls: type, node: ast.ClassDef, body: types.CodeType, scop
             yield f"its {function.__name__} is another"
     yield from _base_differences(cls, node, scope)
     stored = Counter(i.argval for i in dis.get_instructions(body) if i.opname == "STORE_NAME")
-    plain = type(cls) in (type, abc.ABCMeta) and not node.decorator_list
+    is_enum = isinstance(cls, enum.EnumMeta)  # which makes numbers of the members' own type: 1.0 of 1
+    plain = type(cls) in (type, abc.ABCMeta) and not node.decorator_list and "_field_defaults" not in own
     for name, statement in _set_once(node, stored):
         if name not in own and plain:
             yield f"it has no {name} any more"
@@ -130,7 +131,9 @@ def _class_differences(cls: type, node: ast.ClassDef, body: types.CodeType, scop
             yield from _method_differences(cls, name, statement, scope, stored)
         elif not _has_own_constructor(cls, body):
             for value in _values(cls, name):
-                yield from filter(None, [_value_difference(name, value, statement.value, scope, stored)])
+                difference = _value_difference(name, value, statement.value, scope, stored)
+                if difference and not (is_enum and value == _value_of(statement.value, scope, stored)):
+                    yield difference
     yield from _field_differences(cls, node)
     if (
         plain
@@ -138,7 +141,7 @@ def _class_differences(cls: type, node: ast.ClassDef, body: types.CodeType, scop
         and not {"vars", "locals"} & {*body.co_names}
     ):
         for name, value in own.items():
-            ours = isinstance(value, _PLAIN_DATA) or any(f.__globals__ is scope for f in _functions(value))
+            ours = isinstance(value, (*_PLAIN_DATA, type)) or any(f.__globals__ is scope for f in _functions(value))
             if ours and not name.startswith("__") and name not in body.co_names:
                 yield f"{name} was added to it"
 
@@ -162,18 +165,22 @@ def _mangled(class_name: str, name: str) -> str:
 
 def _method_differences(cls: type, name: str, node: Any, scope: Scope, stored: Collection[str]) -> Iterator[str]:
     """A method that was replaced after the class was defined has another qualified name. What decorators make is theirs."""
-    if all(getattr(d, "id", None) in ("staticmethod", "classmethod", "property") for d in node.decorator_list):
-        qualname = f"{cls.__qualname__}.{node.name}"
-        functions = [f for f in _functions(vars(cls).get(name)) if f.__code__.co_qualname == qualname]
-        if not functions:
-            yield f"its {name} is another"
-        for function in functions:
-            if difference := _defaults_difference(function, node, scope, stored):
-                yield f"in its {name} {difference}"
+    qualname = f"{cls.__qualname__}.{node.name}"
+    functions = [f for f in _functions(vars(cls).get(name)) if f.__code__.co_qualname == qualname]
+    known = all(getattr(d, "id", None) in ("staticmethod", "classmethod", "property") for d in node.decorator_list)
+    if known and not functions:
+        yield f"its {name} is another"
+    for function in functions:
+        if difference := _defaults_difference(function, node, scope, stored):
+            yield f"in its {name} {difference}"
 
 
 def _base_differences(cls: type, node: ast.ClassDef, scope: Scope) -> Iterator[str]:
     bases = vars(cls).get("__orig_bases__", cls.__bases__)
+    written = len(node.bases) + ("__orig_bases__" in vars(cls) and bool(node.type_params))
+    allowed = {0, 1} if bases == (object,) else {len(bases)}
+    if written not in allowed and not any(isinstance(base, ast.Starred) for base in node.bases):
+        yield "it has other bases"
     metaclass = [keyword.value for keyword in node.keywords if keyword.arg == "metaclass"]
     for base, text in [*zip(bases, node.bases, strict=False), *((type(cls), text) for text in metaclass)]:
         found = _value_of(text, scope) if isinstance(text, ast.Name | ast.Attribute) else _UNKNOWN
@@ -213,8 +220,8 @@ def _values(cls: type, name: str) -> Iterator[Any]:
     if isinstance(cls, enum.EnumMeta) and name in cls.__members__:
         yield cls.__members__[name]._value_
         return
-    if name in own and not hasattr(type(own[name]), "__get__"):
-        yield own[name]
+    if name in own and (isinstance(own[name], property) or not hasattr(type(own[name]), "__get__")):
+        yield own[name]  # save for what __slots__ and NamedTuple put in the place of a field
     field = own.get("__dataclass_fields__", {}).get(name)
     if field is not None and field.default is not dataclasses.MISSING:
         yield field.default

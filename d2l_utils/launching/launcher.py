@@ -140,6 +140,7 @@ def launch(
     """
     begun = time.perf_counter()
     with errors.plainly():
+        source.check_keywords(function, launch.__kwdefaults__ or {})
         size = check_world_size(world_size)
         _check(size, nodes, restarts, timeout, output, stop)
         host_limits.require_loopback()
@@ -272,7 +273,6 @@ def _script_text(
                 raise TypeError(f"argument {key!r} is a {type(value).__name__}: a script takes strings and numbers")
         return os.fsencode(path).decode("utf-8", "surrogateescape"), None
     source.check_callable(function)
-    source.check_keywords(function, launch.__kwdefaults__ or {})
     # Beside a script called random.py nothing could import random.
     taken = function.__name__ in sys.stdlib_module_names or importlib.util.find_spec(function.__name__) is not None
     name = f"{'run_' if taken else ''}{function.__name__}.py"

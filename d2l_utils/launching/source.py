@@ -130,9 +130,10 @@ def check_callable(function: Any) -> None:
         raise TypeError(f"{_ACCEPTED}; {name} is a generator or coroutine: a rank must return its result")
 
 
-def check_keywords(function: Callable[..., Any], taken: Iterable[str]) -> None:
+def check_keywords(function: Any, taken: Iterable[str]) -> None:
     """TypeError for a parameter that no argument can reach, because launch has a keyword of that name. taken: those keywords."""
-    for name, parameter in inspect.signature(function).parameters.items():
+    parameters = inspect.signature(function).parameters if isinstance(function, types.FunctionType) else {}
+    for name, parameter in parameters.items():
         if name in taken and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise TypeError(
                 f"{function.__name__} has a parameter {name!r}, and {name} is a keyword of launch itself, which would keep it: rename the "

@@ -15,6 +15,7 @@ import contextlib
 import gc
 import importlib
 import importlib.machinery
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -25,6 +26,7 @@ import signal
 import site
 import socket
 import sys
+import time
 import types
 from typing import Any
 
@@ -76,12 +78,14 @@ def preload(parent: int, folder: str) -> None:
 
 
 class KeptBytecode(importlib.machinery.SourceFileLoader):
-    """Keeps bytecode in ``folder`` where Python is told to write none: every rank of every launch would compile the chapter
-    again, which takes as long as some training steps."""
+    """Keeps bytecode in ``folder`` where Python's own cannot be used: every rank of every launch would compile the chapter again,
+    which takes as long as some training steps."""
 
     folder: str | None = None
 
     def get_code(self, fullname: str) -> types.CodeType | None:
+        if pythons_own_is_current(self.path):
+            return importlib.machinery.SourceFileLoader(fullname, self.path).get_code(fullname)
         own = sys.pycache_prefix, sys.dont_write_bytecode
         sys.pycache_prefix, sys.dont_write_bytecode = self.folder, False
         try:
@@ -105,6 +109,22 @@ class KeptBytecode(importlib.machinery.SourceFileLoader):
     def path_stats(self, path: str) -> dict[str, float]:
         """Microseconds where Python has seconds: a module edited twice within one is not stale."""
         return {**super().path_stats(path), "mtime": os.stat(path).st_mtime_ns // 1000}
+
+
+def pythons_own_is_current(source: str) -> bool:
+    """Whether Python's own bytecode serves: it may be written, and is not from the second in which the source was written last.
+
+    Python compares whole seconds: a module that a cell writes twice within one would be the older one in the ranks.
+    """
+    if sys.dont_write_bytecode:
+        return False
+    try:
+        compiled = importlib.util.cache_from_source(source)
+        written = os.stat(compiled).st_mtime_ns if os.path.exists(compiled) else time.time_ns()
+        writable = os.path.exists(compiled) or sys.pycache_prefix or os.access(os.path.dirname(source), os.W_OK)
+        return bool(writable) and written > os.stat(source).st_mtime_ns + 1_000_000_000
+    except (OSError, NotImplementedError):
+        return False
 
 
 def keep_bytecode(folder: str) -> None:
@@ -151,8 +171,7 @@ def become_supervisor(request_path: str, channel: socket.socket) -> None:
         with open(request_path, encoding="utf-8") as file:
             request = json.load(file)
         sys.path[:] = request["path"]
-        if sys.dont_write_bytecode:
-            keep_bytecode(os.path.join(os.path.dirname(request["folder"]), "bytecode"))
+        keep_bytecode(os.path.join(os.path.dirname(request["folder"]), "bytecode"))
         from d2l_utils.launching import limits, supervisor  # only now: their newest source
 
         limits.take(request["limits"])

@@ -65,6 +65,10 @@ def main(arguments: list[str]) -> None:
             forked.start_afresh()
         ranks.write(ranks.path(folder, rank, "ready"), b"")
         sys.argv = arguments
+        if multiprocessing.parent_process() is None:  # not forked from the helper, which has seen to it
+            from d2l_utils.launching.warm import keep_bytecode
+
+            keep_bytecode(str(folder.parent / "bytecode"))
         script = os.path.abspath(arguments[0])
         if os.path.dirname(script) != str(folder):  # a script of the reader's own imports what lies beside it
             sys.path.insert(0, os.path.dirname(script))

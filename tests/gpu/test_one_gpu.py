@@ -87,6 +87,8 @@ def test_what_was_saved_on_the_gpu_resumes_on_the_cpu(run, tmp_path):
 
     settings = {"config": TransformerConfig(layers=2, width=64, length=32), "batch": 24, "lr": 1e-2}
     whole = run(train, 1, strategy="fsdp2", steps=6, **settings)[0]
-    run(train, 1, strategy="fsdp2", steps=3, checkpoints=Checkpoints(tmp_path, every=3), **settings)
-    again = run(train, 2, device="cpu", strategy="zero3", steps=6, checkpoints=Checkpoints(tmp_path), **settings)[0]
+    run(train, 1, strategy="fsdp2", steps=3, checkpoints=Checkpoints(str(tmp_path), every=3), **settings)
+    again = run(train, 2, device="cpu", strategy="zero3", steps=6, checkpoints=Checkpoints(str(tmp_path)), **settings)[
+        0
+    ]
     assert again.losses == pytest.approx(whole.losses[3:], abs=1e-4)

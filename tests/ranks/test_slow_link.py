@@ -56,14 +56,14 @@ def test_the_wire_carries_what_gloos_algorithms_say_and_not_the_logical_bytes(ro
 
 def test_a_slow_step_is_as_long_as_its_plan_says_or_longer(slowed):
     """Not shorter than what the link alone takes: a busy machine only adds to it."""
-    for name, both in slowed.items():
+    for both in slowed.values():
         for free, slow in both:
             assert free.charged == 0
             made = plan(free)
             assert made.seconds(FREE) == pytest.approx(free.step_seconds)
             assert made.charged(SLOW) == pytest.approx(slow.charged)
             assert made.seconds(SLOW) >= slow.charged
-            assert slow.step_seconds >= slow.charged * (0.999 if name == "zero3" else 0.5)
+            assert slow.step_seconds >= 0.999 * slow.charged
     sent = {name: both[0][1].charged for name, both in slowed.items()}
     assert sent["zero3"] > 1.4 * sent["ddp"]
 

@@ -1,5 +1,6 @@
-"""Where Python writes no bytecode, launches keep the chapter's in the kernel's own folder, and it is never stale."""
+"""Bytecode in ranks is never stale, and none is made twice: Python's own where it serves, else one in the kernel's own folder."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,3 +43,38 @@ def test_a_kernels_folder_that_is_gone_stays_gone(tmp_path: Path) -> None:
         done = [sys.executable, "-B", "-c", program, str(tmp_path), str(kept)]
         assert subprocess.run(done, capture_output=True, text=True, check=True).stdout == "1\n"
     assert not kernel.exists() and list((tmp_path / "bytecode").rglob("*.pyc"))
+
+
+def ranks_answer(lesson: Path, kept: Path, *options: str) -> str:
+    program = PROGRAM.partition("import lesson\n")[0] + "import lesson\nprint(lesson.answer)"
+    command = [sys.executable, *options, "-c", program, str(lesson.parent), str(kept)]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout.strip()
+
+
+def test_a_module_that_was_rewritten_within_a_second_is_not_stale(tmp_path: Path) -> None:
+    """X32: the kernel has imported the older text, and Python's own bytecode of that would still do by its whole seconds."""
+    lesson, kept = tmp_path / "lesson.py", tmp_path / "kept"
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    for answer in ("1", "2", "3"):
+        lesson.write_text(f"answer = {answer}")
+        os.utime(lesson, ns=(0, 1_700_000_000_000_000_000 + int(answer) * 1_000_000))  # in one second
+        if answer == "1":
+            subprocess.run([sys.executable, "-c", "import lesson"], cwd=tmp_path, check=True, env=env)
+            (own,) = (tmp_path / "__pycache__").glob("*.pyc")
+            os.utime(own, ns=(0, 1_700_000_000_001_500_000))
+        assert ranks_answer(lesson, kept) == answer
+        assert ranks_answer(lesson, kept) == answer, "also where the kept bytecode is used"
+
+
+def test_pythons_own_bytecode_is_used_where_it_serves(tmp_path: Path) -> None:
+    """The chapter is not compiled again by the first launch of each kernel."""
+    lesson, kept = tmp_path / "lesson.py", tmp_path / "kept"
+    lesson.write_text("answer = 1")
+    os.utime(lesson, (0, 1_700_000_000))
+    assert ranks_answer(lesson, kept) == "1"
+    (own,) = (tmp_path / "__pycache__").glob("*.pyc")
+    written = own.stat().st_mtime_ns
+    assert ranks_answer(lesson, kept) == "1"
+    assert own.stat().st_mtime_ns == written and not kept.exists()
+    assert ranks_answer(lesson, kept, "-B") == "1" and kept.exists()

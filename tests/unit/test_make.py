@@ -59,6 +59,10 @@ def test_arguments_reach_the_program() -> None:
     assert '-m pytest -n 2 --dist worksteal -k "one two"' in make("-n", "test", 'ARGS=-k "one two"')
 
 
+def test_gpu_tests_run_one_at_a_time() -> None:
+    assert "-m pytest -p no:xdist -m gpu tests/gpu -x" in make("-n", "test-gpu", "ARGS=-x")
+
+
 @pytest.fixture
 def lab(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """What `make lab` runs, under this Python, without a browser and without this user's own settings."""

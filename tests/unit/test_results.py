@@ -140,7 +140,7 @@ def test_what_cannot_travel_is_named(value, words):
 
 
 def test_what_pickle_or_sharding_leaves_nothing_of():
-    with pytest.raises(TypeError, match="the result cannot travel to the notebook: .*lambda"):
+    with pytest.raises(TypeError, match=r"the result cannot travel to the notebook: .*lambda"):
         packed(Holder(lambda: 1))
     freed = torch.ones(4)
     freed.untyped_storage().resize_(0)

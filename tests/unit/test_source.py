@@ -6,10 +6,13 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 
 from d2l_utils import launch
 from d2l_utils.launching import source
+from d2l_utils.launching.definitions import definition_of
+from d2l_utils.launching.names import global_names
 
 
 @dataclass(frozen=True)
@@ -244,3 +247,234 @@ def test_a_launch_while_python_ends(tmp_path):
     )
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("Python is ending") and done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["world_size", "nodes", "restarts", "timeout", "uses", "output", "stop"])
+@pytest.mark.parametrize("parameter", ["{}", "{}=None", "*, {}=3"])
+def test_a_parameter_with_the_name_of_launchs_own_keyword_is_named(tmp_path, name, parameter):
+    """X17: launch kept the argument, and the function never saw it."""
+    scope = defined(tmp_path, f"def needs({parameter.format(name)}): return 1")
+    with pytest.raises(
+        TypeError, match=f"needs has a parameter '{name}', and {name} is a keyword of launch itself.*: rename"
+    ):
+        launch(scope["needs"], **{"world_size": 1, "timeout": 30, name: 2})
+
+
+def test_a_parameter_called_function_is_the_readers(tmp_path):
+    scope = defined(tmp_path, "def needs(function, other): return function")
+    with pytest.raises(TypeError, match=r"needs\(function, other\) cannot be called with \['function'\]"):
+        launch(scope["needs"], world_size=1, function=3)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (np.int64(3), "3"),
+        (np.float32(0.5), "0.5"),
+        (np.bool_(True), "True"),
+        (np.str_("a"), "'a'"),
+        (np.float64("nan"), "float('nan')"),
+        ([np.int8(1), {np.int64(2): (np.float64(3),)}], "[1, {2: (3.0,)}]"),
+    ],
+)
+def test_numpy_scalars_are_taken_as_their_value(value, text):
+    """X42"""
+    assert source.literal(value, set(), "argument 'x'") == text
+
+
+def test_a_list_that_holds_itself_is_refused():
+    """X42: it was a RecursionError."""
+    itself: list = []
+    itself.extend([itself, {"a": itself}])
+    with pytest.raises(TypeError, match="argument 'scale' holds itself, or is nested more than 50 deep"):
+        launch(plain, world_size=1, scale=itself)
+
+
+def test_a_notebook_is_no_script(tmp_path):
+    """X42: it was run, and failed at its first `null`."""
+    (tmp_path / "lesson.ipynb").write_text("{}")
+    with pytest.raises(TypeError, match=r"lesson\.ipynb', a notebook: launch takes a script"):
+        launch(tmp_path / "lesson.ipynb", world_size=1)
+
+
+def test_names_of_the_script_itself_mean_one_thing(tmp_path):
+    scope = defined(tmp_path, "def run_rank(): return 1\n\nclass Config: pass\n\ndef f(c): return c\n")
+    with pytest.raises(TypeError, match="run_rank is what the script itself calls"):
+        source.script_for(scope["run_rank"], [], {}, "torchrun f.py")
+    cell = "def Config(): return 1\n\ndef g(c): return c\n"
+    scope = defined(tmp_path, cell)
+    with pytest.raises(
+        TypeError, match=f"Config would mean two things .*a definition of the notebook, and from {__name__}"
+    ):
+        source.script_for(scope["g"], [scope["Config"]], {"c": Config()}, "torchrun g.py")
+
+
+def test_a_text_that_is_not_the_functions_own_is_refused(tmp_path):
+    """The file was edited after it ran: by its line another function would have been taken."""
+    cell = "import math\n\ndef first(): return 1\n\ndef step(x=2): return math.floor(x)\n"
+    scope = defined(tmp_path, cell)
+    assert definition_of(scope["step"]).text == "def step(x=2): return math.floor(x)"
+    file = tmp_path / "cell0.py"
+    file.write_text("# moved\n\n" + cell)
+    assert definition_of(scope["step"]).text == "def step(x=2): return math.floor(x)"
+    for text, words in [
+        (cell.replace("floor", "ceil"), "its code is another"),
+        (cell.replace("x=2", "x=3"), "the default of x is 2, and the text says 3"),
+        (cell.replace("x=2", "x=2.0"), "the default of x is 2, and the text says 2.0"),
+        (cell.replace("x=2", "x"), "other parameters have a default"),
+        (cell.replace("def step", "async def step"), "its code is another"),
+        (cell.replace("def step", "if False:\n  def step"), "it stands where nothing runs"),
+    ]:
+        file.write_text(text)
+        with pytest.raises(TypeError, match=f"is not the step that the notebook has: {words}"):
+            definition_of(scope["step"])
+    file.write_text("def other(): pass")
+    with pytest.raises(TypeError, match="the source of step cannot be found"):
+        definition_of(scope["step"])
+
+
+CLASSES = """
+import abc, enum, functools, torch
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, NamedTuple, Protocol, TypedDict, TypeVar
+T = TypeVar("T")
+class Base: pass
+class Meta(type): pass
+class Plain:
+    "Says what it is."
+    width: int = 2 * 4
+    names = ["a", {"b": (1, -2.5)}]
+    __secret = 3
+    kind = enum.Enum
+    made = [n for n in range(3)]
+    if width: other = 1
+    def size(self, scale=width, *, unit=None): return self.__secret, __class__
+    @property
+    def area(self): return self.width
+    @area.setter
+    def area(self, value): pass
+    @staticmethod
+    def fixed(x=1): return x
+    @functools.cached_property
+    def kept(self): return lambda: 1
+    class Inner:
+        depth = 1
+        def down(self): return 1
+class Explicit(object): pass
+class Derived(Plain, metaclass=Meta): x = 1
+class Slots: __slots__ = ("a", "b")
+@dataclass(frozen=True, slots=True)
+class Fields:
+    a: int
+    b: float = 0.5
+    c: list = field(default_factory=list)
+    d: ClassVar[int] = 3
+class Tuple(NamedTuple):
+    x: int
+    y: int = 2
+class Dict(TypedDict, total=False):
+    a: int
+class Colour(enum.Enum):
+    RED = 1
+    BLUE = enum.auto()
+    def shown(self): return 1
+class Number(float, enum.Enum):
+    ONE = 1
+class Planet(enum.Enum):
+    EARTH = (1, 2)
+    def __init__(self, mass, radius): self.mass = mass
+class Abstract(abc.ABC):
+    @abc.abstractmethod
+    def f(self): ...
+class Shape(Protocol):
+    side: int
+class Old(Generic[T]): x = 1
+class New[S](Base): x: S = 1
+class Net(torch.nn.Module):
+    depth = 2
+    @torch.no_grad()
+    def forward(self, x=torch.float32): return super().forward(x)
+class Function(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x
+class Error(ValueError): code = 3
+"""
+
+
+def test_unchanged_classes_are_accepted_and_changed_ones_are_not(tmp_path, monkeypatch):
+    """Every kind of class is compared with its own text, so that none is refused for what its metaclass or decorator adds."""
+    (tmp_path / "cell.py").write_text(CLASSES)
+    scope = {"__name__": "cell_of_classes"}
+    module = type(sys)("cell_of_classes")
+    module.__file__ = str(tmp_path / "cell.py")
+    monkeypatch.setitem(sys.modules, "cell_of_classes", module)
+    scope = vars(module)
+    exec(compile(CLASSES, module.__file__, "exec"), scope)
+    classes = [v for v in scope.values() if isinstance(v, type) and v.__module__ == "cell_of_classes"]
+    assert len(classes) == 19
+    for cls in classes:
+        assert definition_of(cls).text.partition("class ")[2].startswith(cls.__name__)
+    for name, old, new in [
+        ("Plain", "2 * 4", "2 * 5"),
+        ("Plain", "-2.5", "2.5"),
+        ("Plain", "__secret = 3", "__secret = 4"),
+        ("Plain", "return self.width", "return 2 * self.width"),
+        ("Plain", "fixed(x=1)", "fixed(x=2)"),
+        ("Plain", "depth = 1", "depth = 2"),
+        ("Plain", "down(self): return 1", "down(self): return 2"),
+        ("Plain", "kind = enum.Enum", "kind = enum.Flag"),
+        ("Plain", "lambda: 1", "lambda: 2"),
+        ("Plain", "width: int", "width: int = 8; height: int"),
+        ("Derived", "class Derived(Plain,", "class Derived(Base,"),
+        ("Derived", "class Derived(Plain, ", "class Derived(Plain, Base, "),
+        ("Slots", '("a", "b")', '("a", "c")'),
+        ("Fields", "0.5", "0.25"),
+        ("Fields", "a: int\n    b", "z: int\n    b"),
+        ("Tuple", "y: int = 2", "y: int = 3"),
+        ("Colour", "RED = 1", "RED = 2"),
+        ("Number", "ONE = 1", "ONE = 2"),
+        ("Net", "depth = 2", "depth = 3"),
+        ("Net", "x=torch.float32", "x=torch.float64"),
+        ("Net", "super().forward(x)", "super().forward()"),
+        ("New", "x: S = 1", "x: S = 2"),
+        ("Error", "code = 3", "code = 4"),
+    ]:
+        assert CLASSES.count(old), old
+        (tmp_path / "cell.py").write_text(CLASSES.replace(old, new))
+        with pytest.raises(TypeError, match=f"is not the {name} that the notebook has"):
+            definition_of(scope[name])
+
+
+def test_two_definitions_that_look_alike_are_refused(tmp_path, monkeypatch):
+    """Nothing in a class without functions says which of them ran, where only calls differ."""
+    text = "if FAST:\n    class A: x = list()\nelse:\n    class A: x = dict()\n"
+    module = type(sys)("cell_of_two")
+    module.__file__, module.FAST = str(tmp_path / "cell.py"), True
+    monkeypatch.setitem(sys.modules, "cell_of_two", module)
+    (tmp_path / "cell.py").write_text(text)
+    exec(compile(text, module.__file__, "exec"), vars(module))
+    if sys.version_info >= (3, 13):  # a class knows its line
+        assert "list" in definition_of(module.A).text
+    else:
+        with pytest.raises(TypeError, match="2 definitions of A in one cell look alike"):
+            definition_of(module.A)
+
+
+def test_names_that_a_text_reads():
+    assert global_names("def f():\n    global n, made\n    n += 1\n    made = 2") == {"n"}
+    assert global_names("def f(x: A = B) -> C:\n    y: D = 1") == {"A", "B", "C", "D"}
+    assert global_names("def f(x: A = B) -> C:\n    y: D = 1", future_annotations=True) == {"B"}
+
+
+def test_a_look_at_the_text_takes_no_time(tmp_path):
+    """Most launches import their function; a cell's is compiled once more."""
+    import time
+
+    cell = "import math\n" + "".join(f"def f{n}(x={n}): return math.floor(x) + {n}\n" for n in range(100))
+    scope = defined(tmp_path, cell)
+    times = []
+    for _ in range(5):
+        begun = time.process_time()
+        definition_of(scope["f50"])
+        times.append(time.process_time() - begun)
+    assert min(times) < 0.02
