@@ -258,3 +258,18 @@ def recorded_first_step():
         return [(event.name, event.bytes, event.sent_bytes) for event in events if event.kind == "collective"]
 
     return step(), step()
+
+
+def norms(parts=2):
+    """{call: this rank's answer} for the norm of the gradient of one batch, of which each rank has its part."""
+    x, y = text(2 * parts)
+    mine = slice(2 * dist.get_rank(), 2 * dist.get_rank() + 2)
+    found = {}
+    for name in ("ddp", "fsdp1", "fsdp2"):
+        model = strategies.get(name).load().shard(Transformer(CONFIG), CPU)
+        model(x[mine], y[mine]).backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 1e9)
+        found[f"nn.utils, {name}"] = getattr(norm, "full_tensor", lambda norm=norm: norm)().item()
+        if name == "fsdp1":
+            found["model's, fsdp1"] = model.clip_grad_norm_(1e9).item()
+    return found

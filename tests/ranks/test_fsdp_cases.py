@@ -8,7 +8,7 @@ from chapter19_9.checks import check_averages
 from chapter19_9.strategies import STRATEGIES
 from chapter19_9.train import train
 from d2l_utils import LaunchError, launch
-from d2l_utils.transformer import TransformerConfig
+from d2l_utils.transformer import Transformer, TransformerConfig
 from tests.ranks import fsdp_functions as ranks
 
 GPU = torch.accelerator.is_available()
@@ -169,3 +169,15 @@ def test_a_reader_can_launch_the_check_of_averages():
 def test_the_check_of_averages_is_in_no_recorded_step():
     for first, later in run(ranks.recorded_first_step, 2):
         assert first == later
+
+
+def test_fsdp1_clips_by_its_own_method_and_the_others_by_the_function():
+    plain, (x, y) = Transformer(ranks.CONFIG), ranks.text(4)
+    plain(x, y).backward()
+    whole = torch.nn.utils.get_total_norm([p.grad for p in plain.parameters()]).item()
+    first, second = run(ranks.norms, 2)
+    for call in ("nn.utils, ddp", "nn.utils, fsdp2", "model's, fsdp1"):
+        assert first[call] == pytest.approx(whole, rel=1e-5) == second[call]
+    parts = first["nn.utils, fsdp1"], second["nn.utils, fsdp1"]
+    assert max(parts) < 0.99 * whole
+    assert sum(part**2 for part in parts) == pytest.approx(whole**2, rel=1e-5)

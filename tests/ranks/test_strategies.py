@@ -97,6 +97,12 @@ def test_F07_H03_no_strategy_prints_a_warning(n):
     assert trained(n)[1] == [""] * n
 
 
+def test_every_strategy_trains_with_a_fused_adamw():
+    """Else a GPU takes foreach, which needs M_P more for a moment; fsdp2 alone had it."""
+    for found in run(ranks.fused, 2, strategies=list(STRATEGIES)):
+        assert found == {name: ["AdamW", True] for name in STRATEGIES}
+
+
 def test_L25_one_rank_holds_the_whole_model():
     for name in NAMES:
         result = trained(1)[0][0][name][0]
