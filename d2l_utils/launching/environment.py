@@ -11,7 +11,7 @@ from d2l_utils.launching.host_limits import why_no_semaphores
 from d2l_utils.launching.limits import cores
 
 # torchrun's own variables, and PET_*, from which it reads defaults for its arguments: left over from another launch they would
-# redirect this one (cases.md L01).
+# redirect this one.
 _TORCHRUN = re.compile(
     r"(RANK|WORLD_SIZE|LOCAL_RANK|LOCAL_WORLD_SIZE|GROUP_RANK|GROUP_WORLD_SIZE|ROLE_RANK|ROLE_WORLD_SIZE|ROLE_NAME"
     r"|MASTER_ADDR|MASTER_PORT|TORCHELASTIC_.*|TORCH_ELASTIC_.*|TORCH_DISABLE_SHARE_RDZV_TCP_STORE|PET_.*"
