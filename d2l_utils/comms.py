@@ -119,14 +119,13 @@ def match(
             size = 0
         ran = sorted(on_device, key=lambda kernel: kernel.start) or [part for part, _ in mine]
         operation = operation_of(ran[0].name) if ran else None
-        gloo_end = known if group is None else math.inf
         events.append(
             Event(
                 kind="collective",
                 name=name,
                 rank=rank,
                 start=ran[0].start if on_device else span.start,
-                end=min(max(part.end for part in ran), math.inf if on_device else gloo_end) if ran else None,
+                end=min(max(part.end for part in ran), known if group is None else math.inf) if ran else None,
                 bytes=size,
                 sent_bytes=sent_on_ring(name, size, group_size),
                 backend=f"{'nccl' if on_device else 'gloo'}:{operation}" if operation else None,

@@ -144,7 +144,7 @@ def _unpadded(parameter: Any, tensor: Tensor) -> int | None:
     needed: int | None = (
         0 if local is not parameter and not local.numel() else getattr(parameter, "unpadded_numel", None)
     )
-    if needed is None and getattr(parameter, "_shard_numel_padded", 0):  # FSDP1's, which counts the padding itself
+    if needed is None and getattr(parameter, "_shard_numel_padded", None):  # FSDP1's, which counts the padding itself
         shard = parameter._local_shard.numel()
         needed = shard - parameter._shard_numel_padded if parameter.numel() == shard else None  # else it is unsharded
     return needed if needed == 0 or (needed is not None and tensor.shape == parameter.shape) else None

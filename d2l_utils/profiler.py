@@ -37,7 +37,7 @@ def profiling(device: torch.device, *, shapes: bool = False, memory: bool = Fals
     _warm_up(device)
     with contextlib.ExitStack() as clean_up:
         profile = clean_up.enter_context(_profile(device, shapes, memory))
-        for module in (torch.autograd.profiler, torch.autograd.profiler_legacy):
+        for module in (torch.autograd.profiler, getattr(torch.autograd, "profiler_legacy", None)):
             for name in _STARTS:
                 if (start := getattr(module, name, None)) is not None:
                     setattr(module, name, _refuse)

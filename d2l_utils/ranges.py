@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import Parameter, is_lazy
 
 Range = tuple[int, int, int]  # a storage, and the bytes of it from .. to
 
@@ -27,6 +27,9 @@ def in_memory(tensor: Tensor) -> Iterator[Tensor]:
     """
     local = getattr(tensor, "_local_tensor", tensor)
     if is_lazy(local) or local.is_meta:
+        return
+    if type(local) in (Tensor, Parameter) and local.layout is torch.strided:  # nearly all: asked for at every sample
+        yield local
         return
     if local.layout is torch.sparse_coo:
         parts = [local._indices(), local._values()]

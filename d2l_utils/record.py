@@ -95,9 +95,8 @@ def record(
             hung.releases(model, optimizer)
         if allocations or on_device:
             gc.collect()  # garbage that went inside the step would make its peak too small
-        profile = clean_up.enter_context(
-            profiler.profiling(profiled, shapes=True, memory=allocations)
-        )  # shapes give bytes
+        # Shapes are where the bytes of a collective are found.
+        profile = clean_up.enter_context(profiler.profiling(profiled, shapes=True, memory=allocations))
         if on_device:
             torch.accelerator.synchronize(device)
             allocator = memory.allocator(device)

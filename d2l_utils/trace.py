@@ -71,9 +71,7 @@ class Trace:
             self.allocations.append((self._seconds(record), record.nbytes(), device, record.start_ns()))
         elif device:
             # An annotation of the host appears a second time, on the device: it is no work.
-            if not (
-                record.is_user_annotation() or sort == "title" or kernels.activity(record) == "gpu_user_annotation"
-            ):
+            if sort == "operator" and not record.is_user_annotation():
                 self._on_device.append((self._span(record, name), record))
         elif self.on_device and (what := kernels.activity(record)) not in kernels.OPERATORS:
             if what.endswith(("runtime", "driver")):

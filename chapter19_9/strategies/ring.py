@@ -22,7 +22,7 @@ def reduce_scatter(part: Tensor, whole: Tensor, how: How = "auto") -> None:
     """Put the sum of the ranks' r-th part of ``whole`` into rank r's ``part``. Every rank must call it.
 
     part: (n,), whole: (N n,), contiguous, left as it is; ``part`` may be the r-th part of ``whole``. "auto"
-    is the ring for tensors on the CPU, which gloo carries, the backend's own elsewhere. Raises ValueError for another ``how``.
+    is the ring where gloo carries the tensor, the backend's own elsewhere. Raises ValueError for another ``how``.
     """
     if how not in get_args(How):
         raise ValueError(f"reduce_scatter is {how!r}: it must be one of {', '.join(get_args(How))}")
@@ -30,7 +30,8 @@ def reduce_scatter(part: Tensor, whole: Tensor, how: How = "auto") -> None:
         part.copy_(whole)
         return
     if how == "auto":
-        how = "ring" if whole.device.type == "cpu" else "backend"  # a group may have a backend for each
+        backends = dict(pair.split(":") for pair in dist.get_backend_config().split(","))  # by type of device
+        how = "ring" if backends.get(whole.device.type) == "gloo" else "backend"
     {"ring": _ring, "direct": _direct, "backend": _backend}[how](part, whole)
 
 

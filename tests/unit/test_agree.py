@@ -175,13 +175,22 @@ def test_a_rank_without_gradients_sends_its_zero_from_its_own_device(alone, monk
     assert sent == ["meta"]
 
 
-@pytest.mark.parametrize(("device", "way"), [("cpu", "_ring"), ("meta", "_backend")])
-def test_the_way_to_reduce_scatter_is_chosen_by_where_the_tensor_lies(device, way, monkeypatch):
+@pytest.mark.parametrize(
+    ("backends", "device", "way"),
+    [
+        ("cpu:gloo,meta:nccl", "cpu", "_ring"),
+        ("cpu:gloo,meta:nccl", "meta", "_backend"),
+        ("cpu:gloo,cuda:gloo", "cpu", "_ring"),
+        ("cpu:fake,cuda:fake", "cpu", "_backend"),
+    ],
+)
+def test_the_way_to_reduce_scatter_is_chosen_by_the_backend_that_carries_the_tensor(backends, device, way, monkeypatch):
     taken = []
     for name in ("_ring", "_direct", "_backend"):
         monkeypatch.setattr(ring, name, lambda part, whole, name=name: taken.append(name))
     monkeypatch.setattr(ring.dist, "is_initialized", lambda: True)
     monkeypatch.setattr(ring.dist, "get_world_size", lambda: 2)
-    monkeypatch.setattr(ring.dist, "get_backend", lambda: "undefined")  # as a group with two backends says
+    monkeypatch.setattr(ring.dist, "get_backend", lambda: backends)  # as a group with two backends says
+    monkeypatch.setattr(ring.dist, "get_backend_config", lambda: backends)
     ring.reduce_scatter(torch.empty(1, device=device), torch.empty(2, device=device))
     assert taken == [way]
