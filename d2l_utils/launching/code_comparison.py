@@ -27,6 +27,8 @@ def function_difference(function: Any, node: Any, code: types.CodeType, scope: S
     """Compare a function with its text: `node`, which was compiled to `code`."""
     if code_key(function.__code__) != code_key(code):
         return "its code is another"
+    if vars(function) and not node.decorator_list:
+        return f"{next(iter(vars(function)))} was added to it"
     return _defaults_difference(function, node, scope)
 
 
@@ -200,7 +202,7 @@ def _field_differences(cls: type, node: ast.ClassDef) -> Iterator[str]:
 def annotations_of(cls: type) -> dict[str, Any] | None:
     """The class's own annotations; None where they cannot be evaluated."""
     try:
-        return dict(cls.__annotations__ if "__annotate_func__" in vars(cls) else vars(cls).get("__annotations__", {}))
+        return dict(inspect.get_annotations(cls))
     except Exception:  # from Python 3.14 on they are evaluated only now
         return None
 
@@ -240,6 +242,8 @@ def _value_difference(what: str, live: Any, text: ast.expr, scope: Scope, local:
     data = isinstance(value, _PLAIN_DATA) and type(live) is type(value)
     if data and (repr(live) == repr(value) or (isinstance(value, set | frozenset) and live == value)):
         return None
+    if not isinstance(value, _PLAIN_DATA):
+        return f"{what} is not the {ast.unparse(text)} of now"
     return f"{what} is {reprlib.repr(live)}, and the text says {reprlib.repr(value)}"
 
 

@@ -12,6 +12,7 @@ import io
 import linecache
 import sys
 import types
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -164,7 +165,7 @@ def _nodes(tree: ast.Module, item: Any) -> list[tuple[Any, ast.stmt]]:
     def look(node: ast.AST, above: str, statement: ast.stmt) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             above += node.name
-            if above == item.__qualname__ and isinstance(node, kinds):
+            if (above, node.name) == (item.__qualname__, item.__name__) and isinstance(node, kinds):
                 found.append((node, statement))
             above += "." if isinstance(node, ast.ClassDef) else ".<locals>."
         for child in ast.iter_child_nodes(node):
@@ -197,7 +198,7 @@ def _future_annotations(item: Any, node: Any) -> bool | None:
     values = annotations_of(item) or {}
     for part in node.body:  # a class that keeps no code: with the import, what the text does not quote is text
         if isinstance(part, ast.AnnAssign) and not isinstance(part.annotation, ast.Constant):
-            return isinstance(values.get(getattr(part.target, "id", "")), str)
+            return isinstance(values.get(getattr(part.target, "id", "")), str | typing.ForwardRef)
     return None
 
 

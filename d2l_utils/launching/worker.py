@@ -261,7 +261,7 @@ def _trim(part: traceback.TracebackException) -> None:
 
 
 def _is_ours(frame: traceback.FrameSummary) -> bool:
-    return os.path.abspath(frame.filename) == os.path.abspath(__file__)
+    return os.path.abspath(frame.filename) in (os.path.abspath(__file__), os.path.abspath(results.__file__))
 
 
 def _wait_for_others(folder: Path, size: int, seconds: float = 2.0) -> None:
