@@ -113,7 +113,8 @@ def launch(
 
     function: a function of an installed module, a function defined in a notebook cell (with the notebook's helpers that it names
     in `uses`), or the path of a script (arguments then become `--name=value`). It may return numbers, strings, lists, dicts,
-    tensors, numpy arrays; `results` has the list. None of its parameters may have the name of a keyword of launch. The process group exists when it is called, unless it calls `init_process_group` itself.
+    tensors, numpy arrays; no parameter of its may have the name of one of launch's keywords. The process group exists when it is
+    called, unless it calls `init_process_group` itself.
     world_size: number of ranks, 1 to 64; else D2L_WORLD_SIZE, else what the machine has. nodes: simulated nodes on this host.
     restarts: how often torchrun may start all ranks anew when one fails (TORCHELASTIC_RESTART_COUNT tells a rank which life it is in);
     results are those of the last life.
