@@ -41,13 +41,17 @@ def class_difference(cls: type, node: ast.ClassDef, body: types.CodeType, scope:
 def same_definition(one: Any, other: Any) -> bool:
     """Whether two functions or two classes have the same code and the same plain data, as after a reload that changed nothing."""
     if isinstance(one, type) and isinstance(other, type):
-        data = [{n: repr(v) for n, v in vars(cls).items() if isinstance(v, _PLAIN_DATA)} for cls in (one, other)]
+        data = [
+            {n: repr(v) for n, v in vars(c).items() if isinstance(v, _PLAIN_DATA) and n[:2] != "__"}
+            for c in (one, other)
+        ]
         codes = [[code_key(function.__code__) for function in functions_of(cls)] for cls in (one, other)]
         return data[0] == data[1] and codes[0] == codes[1]
-    if isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType):
-        defaults = [(repr(f.__defaults__), repr(f.__kwdefaults__)) for f in (one, other)]
-        return code_key(one.__code__) == code_key(other.__code__) and defaults[0] == defaults[1]
-    return False
+    one, other = inspect.unwrap(one), inspect.unwrap(other)
+    if not isinstance(one, types.FunctionType) or not isinstance(other, types.FunctionType) or one.__closure__:
+        return False
+    defaults = [(repr(f.__defaults__), repr(f.__kwdefaults__)) for f in (one, other)]
+    return code_key(one.__code__) == code_key(other.__code__) and defaults[0] == defaults[1]
 
 
 def functions_of(cls: type) -> list[types.FunctionType]:

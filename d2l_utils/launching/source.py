@@ -205,12 +205,13 @@ def _import_for(name: str, value: Any) -> str | None:
     module = getattr(value, "__module__", None)
     if not isinstance(module, str) or module == "__main__":
         return None
-    if has_definition(value) and importable(value):
-        alias = "" if value.__name__ == name else f" as {name}"
-        return f"from {module} import {value.__name__}{alias}"
-    loaded = sys.modules.get(module)
-    if getattr(loaded, "__spec__", None) is not None and getattr(loaded, name, None) is value:
+    loaded, own = sys.modules.get(module), str(getattr(value, "__name__", name))
+    if getattr(loaded, "__spec__", None) is None:
+        return None
+    if getattr(loaded, name, None) is value:
         return f"from {module} import {name}"
+    if getattr(loaded, own, None) is value or (has_definition(value) and importable(value)):
+        return f"from {module} import {own}" + ("" if own == name else f" as {name}")
     return None
 
 

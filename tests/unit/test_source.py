@@ -1,6 +1,7 @@
 """The script that launch writes: what is accepted, what it holds, and what is refused before any process starts (L31)."""
 
 import ast
+import importlib
 import math
 import subprocess
 import sys
@@ -478,3 +479,27 @@ def test_a_look_at_the_text_takes_no_time(tmp_path):
         definition_of(scope["f50"])
         times.append(time.process_time() - begun)
     assert min(times) < 0.02
+
+
+def test_names_that_were_imported_under_another_name(tmp_path):
+    cell = "from math import floor as down\nfrom os import path, getcwd as here\nfrom torch import nn as layers, tensor, relu as r\n"
+    cell += "def f(): return down, path, here, layers, tensor, r, __name__\n"
+    text = source.script_for(defined(tmp_path, cell)["f"], [], {}, "torchrun f.py")
+    for line in ("from math import floor as down", "import posixpath as path", "from torch import tensor"):
+        assert f"\n{line}\n" in text
+    assert "import getcwd as here" in text and "import torch.nn as layers" in text and "import relu as r" in text
+
+
+def test_a_reloaded_wrapper_is_told_by_what_it_wraps(tmp_path, monkeypatch):
+    """All functions under one decorator have the wrapper's code."""
+    file = tmp_path / "wrapped_steps.py"
+    file.write_text("import torch\n\n@torch.no_grad()\ndef step(): return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    module = importlib.import_module("wrapped_steps")
+    older = module.step
+    importlib.reload(module)
+    assert source.importable(older)
+    file.write_text("import torch\n\n@torch.no_grad()\ndef step(): return 2\n")
+    importlib.reload(module)
+    assert not source.importable(older)
