@@ -27,6 +27,8 @@ def function_difference(function: Any, node: Any, code: types.CodeType, scope: S
     """Compare a function with its text: `node`, which was compiled to `code`."""
     if code_key(function.__code__) != code_key(code):
         return "its code is another"
+    if vars(function) and not node.decorator_list:
+        return f"{next(iter(vars(function)))} was added to it"
     return _defaults_difference(function, node, scope)
 
 
@@ -39,13 +41,17 @@ def class_difference(cls: type, node: ast.ClassDef, body: types.CodeType, scope:
 def same_definition(one: Any, other: Any) -> bool:
     """Whether two functions or two classes have the same code and the same plain data, as after a reload that changed nothing."""
     if isinstance(one, type) and isinstance(other, type):
-        data = [{n: repr(v) for n, v in vars(cls).items() if isinstance(v, _PLAIN_DATA)} for cls in (one, other)]
+        data = [
+            {n: repr(v) for n, v in vars(c).items() if isinstance(v, _PLAIN_DATA) and n[:2] != "__"}
+            for c in (one, other)
+        ]
         codes = [[code_key(function.__code__) for function in functions_of(cls)] for cls in (one, other)]
         return data[0] == data[1] and codes[0] == codes[1]
-    if isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType):
-        defaults = [(repr(f.__defaults__), repr(f.__kwdefaults__)) for f in (one, other)]
-        return code_key(one.__code__) == code_key(other.__code__) and defaults[0] == defaults[1]
-    return False
+    one, other = inspect.unwrap(one), inspect.unwrap(other)
+    if not isinstance(one, types.FunctionType) or not isinstance(other, types.FunctionType) or one.__closure__:
+        return False
+    defaults = [(repr(f.__defaults__), repr(f.__kwdefaults__)) for f in (one, other)]
+    return code_key(one.__code__) == code_key(other.__code__) and defaults[0] == defaults[1]
 
 
 def functions_of(cls: type) -> list[types.FunctionType]:
@@ -200,7 +206,7 @@ def _field_differences(cls: type, node: ast.ClassDef) -> Iterator[str]:
 def annotations_of(cls: type) -> dict[str, Any] | None:
     """The class's own annotations; None where they cannot be evaluated."""
     try:
-        return dict(cls.__annotations__ if "__annotate_func__" in vars(cls) else vars(cls).get("__annotations__", {}))
+        return dict(inspect.get_annotations(cls))
     except Exception:  # from Python 3.14 on they are evaluated only now
         return None
 
@@ -240,6 +246,8 @@ def _value_difference(what: str, live: Any, text: ast.expr, scope: Scope, local:
     data = isinstance(value, _PLAIN_DATA) and type(live) is type(value)
     if data and (repr(live) == repr(value) or (isinstance(value, set | frozenset) and live == value)):
         return None
+    if not isinstance(value, _PLAIN_DATA):
+        return f"{what} is not the {ast.unparse(text)} of now"
     return f"{what} is {reprlib.repr(live)}, and the text says {reprlib.repr(value)}"
 
 

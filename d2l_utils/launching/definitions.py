@@ -7,11 +7,13 @@ the text, two branches of an `if` have one name. So what is found is compiled an
 import __future__
 
 import ast
+import functools
 import inspect
 import io
 import linecache
 import sys
 import types
+import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +53,7 @@ def definition_of(item: Any) -> Definition:
             definition = Definition(_cut(text, node), _future_annotations(live, node))
             # IPython compiles a cell statement by statement, and that can give other code: how a call is made depends on whether
             # its module was imported in the same text.
-            difference = _difference(live, node, ast.Module([statement], [])) and _difference(live, node, tree)
+            difference = _difference(live, node, text, statement) and _difference(live, node, text, None)
             if difference is None and len(wrappers) > len(node.decorator_list):
                 difference = "it was wrapped after it was defined"
             if difference is None and _first_line(node) == _live_line(live):
@@ -149,6 +151,7 @@ def _inner_texts(cell: str, name: str) -> Iterator[str]:
                 yield from _inner_texts(text, name)
 
 
+@functools.lru_cache(64)  # a launch is repeated, with the same helpers of the same cell
 def _parsed(text: str) -> ast.Module:
     try:
         return ast.parse(text)
@@ -164,7 +167,7 @@ def _nodes(tree: ast.Module, item: Any) -> list[tuple[Any, ast.stmt]]:
     def look(node: ast.AST, above: str, statement: ast.stmt) -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             above += node.name
-            if above == item.__qualname__ and isinstance(node, kinds):
+            if (above, node.name) == (item.__qualname__, item.__name__) and isinstance(node, kinds):
                 found.append((node, statement))
             above += "." if isinstance(node, ast.ClassDef) else ".<locals>."
         for child in ast.iter_child_nodes(node):
@@ -197,16 +200,15 @@ def _future_annotations(item: Any, node: Any) -> bool | None:
     values = annotations_of(item) or {}
     for part in node.body:  # a class that keeps no code: with the import, what the text does not quote is text
         if isinstance(part, ast.AnnAssign) and not isinstance(part.annotation, ast.Constant):
-            return isinstance(values.get(getattr(part.target, "id", "")), str)
+            return isinstance(values.get(getattr(part.target, "id", "")), str | typing.ForwardRef)
     return None
 
 
-def _difference(item: Any, node: Any, unit: ast.Module) -> str | None:
-    """Compile what was compiled at once, and compare what stands at `node` in it. None, or what differs in words."""
+def _difference(item: Any, node: Any, text: str, statement: ast.stmt | None) -> str | None:
+    """Compile the text, or one statement of it, and compare what stands at `node`. None, or what differs in words."""
     functions = functions_of(item) if isinstance(item, type) else [item]
-    flags = functions[0].__code__.co_flags & _FLAG if functions else 0
     try:
-        whole = compile(unit, "<definition>", "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+        whole = _compiled(text, statement, functions[0].__code__.co_flags & _FLAG if functions else 0)
     except SyntaxError as error:
         return f"it does not compile ({error.msg})"
     name, line = item.__qualname__, _first_line(node)
@@ -215,6 +217,12 @@ def _difference(item: Any, node: Any, unit: ast.Module) -> str | None:
         return "it stands where nothing runs"
     compare = class_difference if isinstance(item, type) else function_difference
     return compare(item, node, code, scope_of(item))
+
+
+@functools.lru_cache(64)
+def _compiled(text: str, statement: ast.stmt | None, flags: int) -> types.CodeType:
+    unit = ast.Module([statement], []) if statement else _parsed(text)
+    return compile(unit, "<definition>", "exec", flags | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
 
 
 def _wrappers(item: Any) -> list[Any]:

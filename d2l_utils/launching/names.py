@@ -1,12 +1,15 @@
 """Which names the text of a definition reads, and in which order definitions can stand in one script."""
 
 import ast
+import functools
 import symtable
+from collections.abc import Iterable, Mapping
 
 FUTURE_ANNOTATIONS = "from __future__ import annotations\n"
 
 
-def global_names(text: str, future_annotations: bool = False) -> set[str]:
+@functools.lru_cache(256)
+def global_names(text: str, future_annotations: bool = False) -> frozenset[str]:
     """Names that the definition in `text` reads from outside itself.
 
     future_annotations: with `from __future__ import annotations` a name in an annotation is not read.
@@ -26,7 +29,7 @@ def global_names(text: str, future_annotations: bool = False) -> set[str]:
             walk(child, False)
 
     walk(symtable.symtable(FUTURE_ANNOTATIONS * future_annotations + text, "<cell>", "exec"), True)
-    return names
+    return frozenset(names)
 
 
 def _changes_name(node: ast.AST) -> bool:
@@ -56,7 +59,7 @@ def in_order(texts: dict[str, str]) -> list[str]:
     return list(placed)
 
 
-def reached(names: set[str], links: dict[str, set[str]]) -> set[str]:
+def reached(names: Iterable[str], links: Mapping[str, frozenset[str]]) -> set[str]:
     """`names`, and all to which links lead from them."""
     found, todo = set(names), list(names)
     while todo:
@@ -66,7 +69,8 @@ def reached(names: set[str], links: dict[str, set[str]]) -> set[str]:
     return found
 
 
-def needed_at_once(text: str) -> set[str]:
+@functools.lru_cache(256)
+def needed_at_once(text: str) -> frozenset[str]:
     """Names that the definition in `text` reads as soon as it is executed, before anything is called."""
     names: set[str] = set()
     todo: list[ast.AST] = [ast.parse(text)]
@@ -79,4 +83,4 @@ def needed_at_once(text: str) -> set[str]:
             todo += [child for child in ast.iter_child_nodes(node) if child not in body]
         else:
             todo += ast.iter_child_nodes(node)
-    return names
+    return frozenset(names)

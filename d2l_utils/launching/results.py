@@ -4,7 +4,6 @@ Tensors arrive detached and on the CPU. They share memory where the rank's did (
 of them shows (a slice leaves the rest behind, an expanded tensor stays expanded).
 """
 
-import copyreg
 import datetime
 import decimal
 import enum
@@ -39,10 +38,8 @@ def check_portable(value: Any, where: str = "the result", seen: set[int] | None 
     kind = type(value)
     if value is None or kind in _NUMBERS_AND_TEXT:
         return
-    if kind.__module__ == "__main__":
-        raise TypeError(
-            f"{where} is a {kind.__name__} of the script, which the notebook cannot import: return a dict instead"
-        )
+    if kind.__module__ == "__main__" and not isinstance(value, dict):
+        raise TypeError(_of_the_script(where, kind))
     if isinstance(value, dict | list | tuple | set | frozenset | deque):
         if id(value) in seen:
             return
@@ -61,7 +58,13 @@ def check_portable(value: Any, where: str = "the result", seen: set[int] | None 
         )
 
 
+def _of_the_script(where: str, kind: type) -> str:
+    return f"{where} is a {kind.__name__} of the script, which the notebook cannot import: return a dict instead"
+
+
 def _is_portable(value: Any, where: str) -> bool:
+    if hasattr(type(value), "__dataclass_fields__"):
+        return True  # what its fields hold is looked at when it is packed
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         if type(value) not in (torch.Tensor, torch.nn.Parameter):
@@ -77,34 +80,48 @@ def _is_portable(value: Any, where: str) -> bool:
         return True
     if isinstance(value, type):
         return "<locals>" not in value.__qualname__ and value.__module__ != "__main__"
-    return isinstance(value, (*_NUMBERS_AND_TEXT, *_SMALL, BaseException)) or hasattr(value, "__dataclass_fields__")
+    return isinstance(value, (*_NUMBERS_AND_TEXT, *_SMALL, BaseException))
+
+
+class _Pickler(pickle.Pickler):
+    """Sets tensors aside, so that all of them are known before their memory is copied."""
+
+    def __init__(self, buffer: io.BytesIO) -> None:
+        super().__init__(buffer, protocol=pickle.HIGHEST_PROTOCOL)
+        self.tensors: list[Any] = []
+        self.torch, self.numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = type(value)
+        if isinstance(value, dict) and (kind is defaultdict or kind.__module__ == "__main__"):
+            return dict, (), None, None, iter(value.items())  # a factory is as a rule a lambda, which nothing can pack
+        if kind.__module__ == "__main__":
+            raise TypeError(_of_the_script("a part of the result", kind))
+        if self.torch is not None and isinstance(value, self.torch.Tensor):
+            check_portable(value, "a tensor of the result")
+            self.tensors.append(value)
+            return _tensor, (len(self.tensors) - 1,)
+        if self.numpy is not None and kind is self.numpy.ndarray and value.size > 1 and 0 in value.strides:
+            # numpy itself would write out what it only repeats
+            once = value[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in value.strides)]
+            return self.numpy.broadcast_to, (once.copy(), value.shape)
+        return NotImplemented
 
 
 def packed(value: Any) -> bytes:
     """`value` as bytes: plain pickle, or torch's own format around it where there are tensors. TypeError where pickle knows no way."""
-    tensors: list[Any] = []
-    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
-
-    def placed(tensor: Any) -> tuple[Any, ...]:
-        tensors.append(tensor)
-        return _tensor, (len(tensors) - 1,)
-
     buffer = io.BytesIO()
-    pickler = pickle.Pickler(buffer, protocol=pickle.HIGHEST_PROTOCOL)
-    # a factory is as a rule a lambda, which nothing can pack
-    pickler.dispatch_table = copyreg.dispatch_table | {defaultdict: lambda d: (dict, (), None, None, iter(d.items()))}
-    if torch is not None:
-        pickler.dispatch_table |= {torch.Tensor: placed, torch.nn.Parameter: placed}
-    if numpy is not None:
-        pickler.dispatch_table |= {numpy.ndarray: _array}
+    pickler = _Pickler(buffer)
     try:
         pickler.dump(value)
     except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
         raise TypeError(f"the result cannot travel to the notebook: {error}") from None
-    if torch is None or not tensors:
+    if not pickler.tensors:
         return buffer.getvalue()
+    import torch
+
     structure, buffer = buffer.getvalue(), io.BytesIO()
-    torch.save((structure, _own_memory(tensors)), buffer)
+    torch.save((structure, _own_memory(pickler.tensors)), buffer)
     return buffer.getvalue()
 
 
@@ -123,14 +140,6 @@ def unpacked(data: bytes) -> Any:
 
 def _tensor(index: int) -> Any:
     return _unpacking.tensors[index]
-
-
-def _array(array: Any) -> Any:
-    """numpy itself would write out what it only repeats."""
-    if 0 not in array.strides or array.size < 2:
-        return array.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    once = array[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in array.strides)]
-    return sys.modules["numpy"].broadcast_to, (once.copy(), array.shape)
 
 
 def _own_memory(tensors: list[Any]) -> list[Any]:

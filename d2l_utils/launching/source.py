@@ -179,12 +179,11 @@ def resolve_globals(item: Any, definition: Definition, helpers: Mapping[str, Any
 
 def _is_builtin(name: str, scope: Mapping[str, Any]) -> bool:
     """Whether plain Python gives this name its meaning, also where IPython has put something of its own in its place."""
-    python_has_it = name in ("exit", "quit", "__name__", "__builtins__", "__debug__") or (
-        hasattr(builtins, name) and not _is_ipythons(getattr(builtins, name))
-    )
-    return python_has_it and (
-        name not in scope or scope[name] is getattr(builtins, name, None) or _set_by_ipython(name, scope)
-    )
+    if name in ("__name__", "__builtins__", "__debug__"):
+        return True
+    builtin = getattr(builtins, name, None)
+    python_has_it = name in ("exit", "quit") or (hasattr(builtins, name) and not _is_ipythons(builtin))
+    return python_has_it and (name not in scope or scope[name] is builtin or _set_by_ipython(name, scope))
 
 
 def _set_by_ipython(name: str, scope: Mapping[str, Any]) -> bool:
@@ -206,12 +205,13 @@ def _import_for(name: str, value: Any) -> str | None:
     module = getattr(value, "__module__", None)
     if not isinstance(module, str) or module == "__main__":
         return None
-    if has_definition(value) and importable(value):
-        alias = "" if value.__name__ == name else f" as {name}"
-        return f"from {module} import {value.__name__}{alias}"
-    loaded = sys.modules.get(module)
-    if getattr(loaded, "__spec__", None) is not None and getattr(loaded, name, None) is value:
+    loaded, own = sys.modules.get(module), str(getattr(value, "__name__", name))
+    if getattr(loaded, "__spec__", None) is None:
+        return None
+    if getattr(loaded, name, None) is value:
         return f"from {module} import {name}"
+    if getattr(loaded, own, None) is value or (has_definition(value) and importable(value)):
+        return f"from {module} import {own}" + ("" if own == name else f" as {name}")
     return None
 
 
@@ -219,7 +219,7 @@ def _why_unknown(user: str, name: str, value: Any) -> str:
     if _set_by_ipython(name, {name: value}) or _is_ipythons(value):
         return _only_ipython(user, name)
     if isinstance(value, types.ModuleType):
-        return f"{user} names {name}, which is {value.__name__}: a rank cannot import that"
+        return f"{user} names {name}, the module {value.__name__!r}, which a rank cannot import"
     if not has_definition(value):
         return f"{user} reads the notebook's variable {name!r}: pass it as a keyword argument instead, or make it inside {user}"
     check_current(value)

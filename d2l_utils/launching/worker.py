@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> None:
             forked.start_afresh()
         ranks.write(ranks.path(folder, rank, "ready"), b"")
         sys.argv = arguments
-        if multiprocessing.parent_process() is None:  # not forked from the helper, which has seen to it
+        if not forked.is_fork():  # the helper has seen to it for its forks
             from d2l_utils.launching.warm import keep_bytecode
 
             keep_bytecode(str(folder.parent / "bytecode"))
@@ -284,7 +284,7 @@ def _trim(part: traceback.TracebackException) -> None:
 
 
 def _is_ours(frame: traceback.FrameSummary) -> bool:
-    return os.path.abspath(frame.filename) == os.path.abspath(__file__)
+    return os.path.abspath(frame.filename) in (os.path.abspath(__file__), os.path.abspath(results.__file__))
 
 
 def _wait_for_others(folder: Path, size: int, seconds: float = 2.0) -> None:

@@ -51,6 +51,7 @@ def test_values_keep_their_type(value):
 
 def test_containers_that_pickle_cannot_do():
     assert travelled(defaultdict(lambda: 0, a=1)) == {"a": 1}
+    assert travelled(type("Attributes", (dict,), {"__module__": "__main__"})(a=1)) == {"a": 1}
     itself = [1]
     itself.append(itself)
     assert travelled(itself)[1][1][0] == 1
@@ -142,6 +143,10 @@ def test_what_cannot_travel_is_named(value, words):
 def test_what_pickle_or_sharding_leaves_nothing_of():
     with pytest.raises(TypeError, match=r"the result cannot travel to the notebook: .*lambda"):
         packed(Holder(lambda: 1))
+    with pytest.raises(TypeError, match="a part of the result is a Local of the script"):
+        packed(Holder(Local()))
+    with pytest.raises(TypeError, match=r"is a Sharded: return its to_local\(\)"):
+        packed(Holder(type("Sharded", (torch.Tensor,), {})()))
     freed = torch.ones(4)
     freed.untyped_storage().resize_(0)
     with pytest.raises(TypeError, match="its memory was freed"):

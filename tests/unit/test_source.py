@@ -1,6 +1,7 @@
 """The script that launch writes: what is accepted, what it holds, and what is refused before any process starts (L31)."""
 
 import ast
+import importlib
 import math
 import subprocess
 import sys
@@ -311,14 +312,16 @@ def test_names_of_the_script_itself_mean_one_thing(tmp_path):
 
 def test_a_text_that_is_not_the_functions_own_is_refused(tmp_path):
     """The file was edited after it ran: by its line another function would have been taken."""
-    cell = "import math\n\ndef first(): return 1\n\ndef step(x=2): return math.floor(x)\n"
+    cell = "import math\n\ndef first(): return 1\n\ndef step(x=2): return math.floor(x) * 1\n"
     scope = defined(tmp_path, cell)
-    assert definition_of(scope["step"]).text == "def step(x=2): return math.floor(x)"
+    assert definition_of(scope["step"]).text == "def step(x=2): return math.floor(x) * 1"
     file = tmp_path / "cell0.py"
     file.write_text("# moved\n\n" + cell)
-    assert definition_of(scope["step"]).text == "def step(x=2): return math.floor(x)"
+    assert definition_of(scope["step"]).text == "def step(x=2): return math.floor(x) * 1"
     for text, words in [
         (cell.replace("floor", "ceil"), "its code is another"),
+        (cell.replace("* 1", "* 1.0"), "its code is another"),
+        (cell.replace("* 1", "* True"), "its code is another"),
         (cell.replace("x=2", "x=3"), "the default of x is 2, and the text says 3"),
         (cell.replace("x=2", "x=2.0"), "the default of x is 2, and the text says 2.0"),
         (cell.replace("x=2", "x"), "other parameters have a default"),
@@ -478,3 +481,27 @@ def test_a_look_at_the_text_takes_no_time(tmp_path):
         definition_of(scope["f50"])
         times.append(time.process_time() - begun)
     assert min(times) < 0.02
+
+
+def test_names_that_were_imported_under_another_name(tmp_path):
+    cell = "from math import floor as down\nfrom os import path, getcwd as here\nfrom torch import nn as layers, tensor, relu as r\n"
+    cell += "def f(): return down, path, here, layers, tensor, r, __name__\n"
+    text = source.script_for(defined(tmp_path, cell)["f"], [], {}, "torchrun f.py")
+    for line in ("from math import floor as down", "import posixpath as path", "from torch import tensor"):
+        assert f"\n{line}\n" in text
+    assert "import getcwd as here" in text and "import torch.nn as layers" in text and "import relu as r" in text
+
+
+def test_a_reloaded_wrapper_is_told_by_what_it_wraps(tmp_path, monkeypatch):
+    """All functions under one decorator have the wrapper's code."""
+    file = tmp_path / "wrapped_steps.py"
+    file.write_text("import torch\n\n@torch.no_grad()\ndef step(): return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    module = importlib.import_module("wrapped_steps")
+    older = module.step
+    importlib.reload(module)
+    assert source.importable(older)
+    file.write_text("import torch\n\n@torch.no_grad()\ndef step(): return 2\n")
+    importlib.reload(module)
+    assert not source.importable(older)
