@@ -131,26 +131,23 @@ def waiting_gradients(model: nn.Module) -> dict[str, int]:
     return found
 
 
-def check_changed(model: nn.Module, steps: int, lr: float) -> None:
-    """RuntimeError that says why a training has changed no weight on any rank."""
-    waiting = waiting_gradients(model)
-    why = (
-        f"gradients {_WAIT.format(sum(waiting.values()))}"
-        if waiting
-        else ("the optimizer was given no gradients, or trains other tensors than the model's")
-    )
-    raise RuntimeError(f"{steps} steps at lr={lr:g} changed no weight: {why}")
+def unchanged(model: nn.Module, steps: int, lr: float) -> RuntimeError:
+    """The error of a training that has changed no weight on any rank, with its cause where that can be seen."""
+    why = "the optimizer was given no gradients, or trains other tensors than the model's"
+    if waiting := waiting_gradients(model):
+        why = f"gradients {_WAIT.format(sum(waiting.values()))}"
+    return RuntimeError(f"{steps} steps at lr={lr:g} changed no weight: {why}")
 
 
 _checked: set[tuple[str, int]] = set()
 
 
 def check_averages_once(device: torch.device) -> None:
-    """``check_averages``, in a process once for each backend and number of ranks; a millisecond or two."""
+    """``check_averages``, in a process once for each kind of device and number of ranks: some milliseconds."""
     import torch.distributed as dist
 
     if dist.is_initialized() and dist.get_world_size() > 1:
-        key = dist.get_backend(), dist.get_world_size()
+        key = device.type, dist.get_world_size()
         if key not in _checked:
             check_averages(device)
             _checked.add(key)
@@ -179,9 +176,9 @@ def check_averages(device: torch.device | None = None) -> dict[str, float]:
             found[f"{collective} {op}"] = value
             if abs(value - expected) > 1e-3 * expected:
                 raise RuntimeError(
-                    f"{dist.get_backend()}'s {collective} with ReduceOp.{op} is wrong in this PyTorch ({torch.__version__}): of the "
-                    f"numbers 1 to {n} it gave {value:g}, right is {expected:g}. Gradients would be {value / expected:g} "
-                    "times as large as they should be"
+                    f"{collective} with ReduceOp.{op} is wrong in this PyTorch ({torch.__version__}, on {device.type}): of "
+                    f"the numbers 1 to {n} it gave {value:g}, right is {expected:g}. Gradients would be "
+                    f"{value / expected:g} times as large as they should be"
                 )
     return found
 

@@ -62,6 +62,8 @@ class Mixed:
         if self.scaler is None:
             optimizer.step()
         else:
+            # a fused AdamW would leave the step out by itself, and torch's sharded scaler tells it so in a wrong shape
+            optimizer._step_supports_amp_scaling = False
             self.scaler.step(optimizer)
             self.scaler.update()
             for flat in getattr(optimizer, "flats", []):

@@ -26,12 +26,12 @@ from chapter19_9 import combining, strategies
 from chapter19_9.checks import (
     check_averages_once,
     check_batch,
-    check_changed,
     check_checkpoints,
     check_gradients,
     check_optimizer,
     check_steps,
     micro_batches,
+    unchanged,
 )
 from chapter19_9.precision import Mixed, checkpoint_blocks
 from chapter19_9.recorded import Recorded, unsharded
@@ -210,7 +210,7 @@ def train(
             checkpoints.after(step + 1, model, optimizer, batch)
     changed = on_any_rank(digest_of(at_hand(own_weights(model))) != before, device)
     if not changed and lr and precision != "fp16":  # whose loss scale may have left out every step
-        check_changed(model, steps - first, lr)
+        raise unchanged(model, steps - first, lr)
     agree = None
     if agreement:
         after = digest_of(tensor for _, tensor in weights_of())

@@ -1,8 +1,10 @@
 """The cockpit without a browser: formulas met, the run before kept, errors beside their knobs, the run as a script."""
 
+from types import SimpleNamespace
+
 import pytest
 
-from chapter19_9.cockpit import Cockpit
+from chapter19_9.cockpit import Cockpit, fly
 
 WAIT = 60
 
@@ -97,3 +99,17 @@ def test_a_knob_that_there_is_not_is_refused():
         Cockpit(knobs=["strategy"], bandwidth="7 MB/s")
     with pytest.raises(ValueError, match="checkpointing is 'no': it must be True or False"):
         Cockpit(checkpointing="no")
+
+
+def test_behind_a_link_ranks_are_on_the_cpu_and_a_run_beside_one_on_gpus_says_so(monkeypatch):
+    """Where there are GPUs; a link is pretended for CPU ranks only."""
+    monkeypatch.setattr(
+        "chapter19_9.cockpit.launch",
+        lambda function, *, device, **_: SimpleNamespace(device=device or "cuda", world_size=2),
+    )
+    values = {"strategy": "ddp", "batch": 24, "accumulation": 1, "blocks": 2, "width": 64, "precision": "fp32"}
+    free, slow = (fly(2, **values, checkpointing=False, bandwidth=name) for name in ("none", "20 MB/s"))
+    assert (free.run.device, slow.run.device) == ("cuda", "cpu")
+    assert slow.name(free) == "ddp, N = 2\nbandwidth 20 MB/s\non the CPU"
+    assert free.name(slow) == "ddp, N = 2\nbandwidth none\non the GPU"
+    assert free.name(free) == "ddp, N = 2"

@@ -95,3 +95,12 @@ def test_warm_up_knows_the_most_ranks_of_the_lesson(section):
         size for size in [*sizes, *(size for panel in seen.panels for size in panel), 1] if isinstance(size, int)
     )
     assert seen.largest >= most
+
+
+@pytest.mark.parametrize(("name", "marks"), [("10-one-picture", {"record_step", "links"}), ("12-choosing", {"names"})])
+def test_what_looks_into_gloo_or_foretells_its_buffers_asks_for_cpu_ranks(name, marks):
+    (section,) = (section for section in SECTIONS if section.stem == name)
+    found = [given for given in Launches(section).found if marks & given.keys()]
+    assert len(found) > 1
+    assert [given.get("device") for given in found] == ["cpu"] * len(found)
+    assert all('device="cpu")' in line for line in section.read_text().splitlines() if "compare(" in line)
