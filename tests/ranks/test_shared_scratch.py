@@ -58,11 +58,13 @@ def runs(tmp_path, name):
 def test_kernels_of_two_containers_keep_their_launches(tmp_path):
     hosts.needed()
     container = ("unshare", "--pid", "--mount-proc", "--fork", "--kill-child")
-    first, second = kernel(tmp_path, *container), kernel(tmp_path, *container)
-    third = None
+    later = ("sh", "-c", 'for i in $(seq 60); do /bin/true; done; "$@"; true', "sh")  # numbers that others do not have
+    started, mine, third = [], [], None
     try:
-        mine = [process.stdout.readline().strip() for process in (first, second)]
-        for process, name in ((first, "first"), (second, "second")):
+        for name, more in (("first", later), ("second", ())):
+            process = kernel(tmp_path, *container, *more)
+            started.append(process)
+            mine.append(process.stdout.readline().strip())
             process.stdin.write(name + "\n")
             process.stdin.flush()
             runs(tmp_path, name)
@@ -70,9 +72,9 @@ def test_kernels_of_two_containers_keep_their_launches(tmp_path):
         third.stdout.readline()
         assert all(os.path.isdir(folder) for folder in mine)
         (tmp_path / "go on").touch()
-        assert [process.stdout.readline().strip() for process in (first, second)] == ["[2.0, 2.0]"] * 2
+        assert [process.stdout.readline().strip() for process in started] == ["[2.0, 2.0]"] * 2
     finally:
-        for process in filter(None, (first, second, third)):
+        for process in filter(None, (*started, third)):
             process.communicate(timeout=60)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["first-runs", "go on", "second-runs"]
 
