@@ -45,6 +45,8 @@ def identity(pid: int) -> ProcessIdentity | None:
     """The identity of a process of this host and namespace; None when it is gone. OSError where the system does not tell."""
     import platform
 
+    if sys.platform == "linux" and os.readlink("/proc/self") != str(os.getpid()):
+        raise OSError("/proc shows the processes of another namespace")
     start = _start(pid)
     if start is None:
         return None

@@ -120,10 +120,57 @@ def test_timeout_names_who_did_not_join(way):
     error = fails(how="sleep", timeout=4)
     assert isinstance(error, LaunchTimeout)
     first = error.message.splitlines()[0]
-    assert (
-        first.startswith("timed out after 4 s") and "rank 1 never joined the collective in which rank 0 waited" in first
-    )
+    assert first.startswith("timed out after 4 s")
+    assert "rank 1 never joined the all_reduce (collective 1) in which rank 0 waited" in first and error.rank == 1
     works()
+
+
+def says(words, others):
+    """Rank 1 raises an error of these words; the others return, or wait for it."""
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 1:
+        raise RuntimeError(words)
+    if others == "wait":
+        dist.all_reduce(torch.ones(1))
+
+
+@pytest.mark.parametrize("others", ["return", "wait"])
+@pytest.mark.parametrize("words", ["connection to the tracking server failed", "expected an exception, got no error"])
+def test_an_error_of_the_readers_own_is_the_cause_whatever_its_words(words, others):  # X22
+    with pytest.raises(LaunchError) as caught:
+        launch(says, world_size=3, words=words, others=others)
+    assert caught.value.message.startswith(f"rank 1 failed: RuntimeError: {words}") and caught.value.rank == 1
+
+
+def loses_its_peer(how):
+    """Rank 1 is killed; the others meet that in calls that raise from C++, at the reader's own line or deep in autograd."""
+    import os
+    import signal
+
+    import torch
+    import torch.distributed as dist
+
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        if how == "backward":
+            model(torch.ones(1, 2)).sum().backward()
+        else:
+            dist.all_reduce(torch.ones(1), async_op=True).wait()
+    except RuntimeError as error:
+        if how == "raised from":
+            raise ValueError("the step failed") from error
+        raise
+
+
+@pytest.mark.parametrize("how", ["backward", "wait", "raised from"])
+def test_what_ranks_raise_that_lost_their_peer_is_no_cause(how):
+    with pytest.raises(LaunchError, match=r"^rank 1 was killed by SIGKILL") as caught:
+        launch(loses_its_peer, world_size=3, how=how)
+    assert "2 other ranks failed only because of it" in caught.value.message
 
 
 def test_late_death_does_not_spoil_a_good_run(monkeypatch):
