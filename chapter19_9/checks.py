@@ -98,7 +98,7 @@ def check_gradients(model: nn.Module) -> None:
     DDP waits for every gradient: it trains one step and stops in the second, whatever the cause. Whether gradients are
     averaged yet is not asked: inside ``no_sync``, DDP's and FSDP1's are this rank's own.
     """
-    if waiting := waiting_gradients(model):
+    if waiting := _waiting(model):
         raise ValueError(f"the gradients of {', '.join(map(repr, waiting))} {_WAIT.format(sum(waiting.values()))}")
     # a parameter of no elements is one whose shard is empty here
     unused = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None and p.numel()]
@@ -115,26 +115,17 @@ _WAIT = (
 )
 
 
-def waiting_gradients(model: nn.Module) -> dict[str, int]:
-    """{name: bytes} of the whole gradients that FSDP2 keeps on this rank while gradient sync is off; no parameter has
-    them as its ``grad``."""
-    found = {}
-    for module in model.modules():
-        state = getattr(module, "_get_fsdp_state", lambda: None)()
-        for group in getattr(state, "_fsdp_param_groups", ()):
-            for one in group.fsdp_params:
-                gradient = one.unsharded_accumulated_grad
-                if gradient is None:
-                    gradient = getattr(getattr(one, "_unsharded_param", None), "grad", None)
-                if gradient is not None:
-                    found[one._param_fqn] = gradient.nbytes
-    return found
+def _waiting(model: nn.Module) -> dict[str, int]:
+    """{parameter: bytes} of the gradients that FSDP2 keeps whole on this rank."""
+    from d2l_utils.memory import unsharded_gradients
+
+    return {name: gradient.nbytes for name, gradient in unsharded_gradients(model)}
 
 
 def unchanged(model: nn.Module, steps: int, lr: float) -> RuntimeError:
     """The error of a training that has changed no weight on any rank, with its cause where that can be seen."""
     why = "the optimizer was given no gradients, or trains other tensors than the model's"
-    if waiting := waiting_gradients(model):
+    if waiting := _waiting(model):
         why = f"gradients {_WAIT.format(sum(waiting.values()))}"
     return RuntimeError(f"{steps} steps at lr={lr:g} changed no weight: {why}")
 

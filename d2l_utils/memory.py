@@ -88,7 +88,7 @@ def held(
     parameters = list(model.parameters())
     own = [(p.grad, _unpadded(p, p.grad)) for p in parameters if p.grad is not None]
     own += [(gradient, getattr(gradient, "unpadded_numel", None)) for gradient in gradients]
-    own += [(gradient, None) for gradient in _unsharded_gradients(model)]
+    own += [(gradient, None) for _, gradient in unsharded_gradients(model)]
     states = None if optimizer is None else _states(optimizer)
     p, g = _Tally((tensor, _unpadded(tensor, tensor)) for tensor in [*parameters, *further]), _Tally(own)
     o = _Tally(states or [])
@@ -150,8 +150,9 @@ def _unpadded(parameter: Any, tensor: Tensor) -> int | None:
     return needed if needed == 0 or (needed is not None and tensor.shape == parameter.shape) else None
 
 
-def _unsharded_gradients(model: nn.Module) -> Iterator[Tensor]:
-    """What FSDP2 holds of gradients that it has not reduced: its parameters are shards, and show none of it."""
+def unsharded_gradients(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """(parameter's name, gradient) of what FSDP2 holds of gradients that it has not reduced, as it does while gradient sync
+    is off. Its parameters are shards: none has these as its ``grad``."""
     for module in model.modules():
         state = getattr(module, "_get_fsdp_state", lambda: None)()
         # one group a module before torch 2.12
@@ -159,7 +160,7 @@ def _unsharded_gradients(model: nn.Module) -> Iterator[Tensor]:
         for parameter in (parameter for group in groups if group is not None for parameter in group.fsdp_params):
             gradient = getattr(getattr(parameter, "_unsharded_param", None), "grad", None)
             accumulated = getattr(parameter, "unsharded_accumulated_grad", None)
-            yield from (one for one in (gradient, accumulated) if one is not None)
+            yield from ((parameter._param_fqn, one) for one in (gradient, accumulated) if one is not None)
 
 
 def _states(optimizer: torch.optim.Optimizer) -> list[tuple[Tensor, int | None]]:

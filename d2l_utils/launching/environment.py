@@ -20,7 +20,7 @@ _TORCHRUN = re.compile(
 
 # With these torch answers "no GPU" from the variable alone and touches no driver. torchrun's agent asks torch for GPUs
 # before it starts the ranks; a driver that was asked cannot be used in a fork. Ranks on the CPU keep them: torch's own
-# AdamW, fully_shard and checkpoints would otherwise take the first GPU that they see.
+# optimizers, device meshes and checkpoints would otherwise take the first GPU that they see.
 _NO_DEVICES = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 _HASH_SEED = str(int.from_bytes(os.urandom(4), "little"))
