@@ -113,8 +113,7 @@ def train(
                     must cope.
     link          : hold the steps' collectives back as a link of this bandwidth and latency would
                     (``d2l_utils.throttle``); None lets them go at once. Several: one for each step.
-    record_step   : number of the step to record, from 0, or several; ``allocations`` adds the memory curve. With it
-                    leave a step between two: what one saw come, the next may see go, below where it began.
+    record_step   : number of the step to record, from 0, or several; ``allocations`` adds the memory curve.
     lifecycle_step: number of another step, to record for the lifecycle; float32 only. ``outliving`` counts as gradients
                     there what keeps its memory when they are forgotten, such as DDP's buckets.
     differences, weights : measure these for the result too. agreement: ask whether the ranks agree at the end, which

@@ -1,5 +1,6 @@
 """launch(): run a function on N real ranks through torchrun, and bring back results or the real error."""
 
+import contextlib
 import importlib.util
 import json
 import math
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -150,56 +151,75 @@ def launch(
         if why_cold is None:
             helper.warm_helper()  # it imports torch while this process looks for devices
         choice = choose(size, nodes, device)
-    _say_once(str(choice), f"{choice.device_type}/{choice.backend}", quiet=output == "quiet" and not choice.falls_back)
+    quiet = output == "quiet"
+    _say_once(str(choice), f"{choice.device_type}/{choice.backend}", quiet=quiet and not choice.falls_back)
     extra = [f"--{key.replace('_', '-')}={value}" for key, value in arguments.items()] if text is None else []
-    while True:
-        folder, line = folders.new(), None
-        try:
+
+    def attempt(why_cold: str | None) -> _Attempt:
+        with _folder_of_a_launch() as (folder, lines):
             script = folder / name if text is not None else Path(name)
             if text is not None:
                 Path(source.encodable(script)).write_text(text, encoding="utf-8", errors="surrogateescape")
-            line, way = _start(
-                folder, [str(script), *extra], size, nodes, restarts, choice, why_cold, output == "quiet"
-            )
+            line, way = _start(folder, [str(script), *extra], size, nodes, restarts, choice, why_cold, quiet)
+            lines.append(line)
             ending = follow(line, folder, size, float(timeout), output, stop, restarts)
-            if way == "warm" and (why_cold := environment.why_no_fork(folder)):
-                folders.remove(folder)
-                continue
-            problem = errors.diagnose(ending)
             with collected_later():
                 results, unreadable = _results(folder, size)
-            problem = problem or unreadable
-            break
-        except BaseException:
-            if line is not None:  # the stop button in a moment when `follow` does not listen for it
-                line.send("stop")
-                line.close()
-            folders.remove(folder)
-            raise
-    owner: Any = problem
-    if problem is None:
-        late = errors.exit_codes(ending.agent_logs, ending.states)
-        owner = Run(
-            results=results,
-            script=script,
-            command=command_for([str(script), *extra], size, nodes, sys.executable, restarts),
-            world_size=size,
-            nodes=nodes,
-            device=choice.device_type,
-            backend=choice.backend,
-            way=way,
-            seconds=time.perf_counter() - begun,
-            folder=folder,
-            late_failures={rank: _ended(code) for rank, code in late.items()},
-            script_arguments=extra,
-        )
-    weakref.finalize(owner, folders.remove, folder)
-    if problem is not None:
-        problem.results, problem.output, problem.script = results, _texts(folder, size), script
-        if ending.full_disk:  # the next launch needs the room, and this one's script is all that would be lost
-            folders.remove(folder)
+            return _Attempt(folder, script, way, ending, results, errors.diagnose(ending) or unreadable)
+
+    made = attempt(why_cold)
+    if made.way == "warm" and (why_cold := environment.why_no_fork(made.folder)):
+        folders.remove(made.folder)
+        made = attempt(why_cold)
+    if (problem := made.problem) is not None:
+        weakref.finalize(problem, folders.remove, made.folder)
+        problem.results, problem.output, problem.script = made.results, _texts(made.folder, size), made.script
+        if made.ending.full_disk:  # the next launch needs the room, and this one's script is all that would be lost
+            folders.remove(made.folder)
         raise problem
-    return owner
+    late = errors.exit_codes(made.ending.agent_logs, made.ending.states)
+    run = Run(
+        results=made.results,
+        script=made.script,
+        command=command_for([str(made.script), *extra], size, nodes, sys.executable, restarts),
+        world_size=size,
+        nodes=nodes,
+        device=choice.device_type,
+        backend=choice.backend,
+        way=made.way,
+        seconds=time.perf_counter() - begun,
+        folder=made.folder,
+        late_failures={rank: _ended(code) for rank, code in late.items()},
+        script_arguments=extra,
+    )
+    weakref.finalize(run, folders.remove, made.folder)
+    return run
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """A launch that was started in one of the two ways, how it ended, and what it brought."""
+
+    folder: Path
+    script: Path
+    way: str
+    ending: errors.Ending
+    results: list[Any]
+    problem: errors.LaunchError | None
+
+
+@contextlib.contextmanager
+def _folder_of_a_launch() -> Iterator[tuple[Path, list[helper.Line]]]:
+    """A fresh folder, and a list for the line of what is started in it. An exception ends that, and removes the folder."""
+    folder, lines = folders.new(), list[helper.Line]()
+    try:
+        yield folder, lines
+    except BaseException:
+        for line in lines:  # the stop button in a moment when `follow` does not listen for it
+            line.send("stop")
+            line.close()
+        folders.remove(folder)
+        raise
 
 
 def _results(folder: Path, size: int) -> tuple[list[Any], errors.LaunchError | None]:
