@@ -250,7 +250,7 @@ def test_a_launch_while_python_ends(tmp_path):
     assert done.stdout.startswith("Python is ending") and done.stderr == ""
 
 
-@pytest.mark.parametrize("name", ["world_size", "nodes", "restarts", "timeout", "uses", "output", "stop"])
+@pytest.mark.parametrize("name", ["world_size", "nodes", "device", "restarts", "timeout", "uses", "output", "stop"])
 @pytest.mark.parametrize("parameter", ["{}", "{}=None", "*, {}=3"])
 def test_a_parameter_with_the_name_of_launchs_own_keyword_is_named(tmp_path, name, parameter):
     """X17: launch kept the argument, and the function never saw it."""
