@@ -103,6 +103,17 @@ def read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environ.items() if _READ_AT_START.fullmatch(name)}
 
 
+def check_idle_seconds(environ: Mapping[str, str]) -> None:
+    """ValueError unless D2L_HELPER_IDLE, where it is set, is a number of seconds above 0."""
+    text = environ.get("D2L_HELPER_IDLE", "600")
+    try:
+        good = 0 < float(text) < float("inf")
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError(f"D2L_HELPER_IDLE is {text!r}: allowed is a number of seconds above 0")
+
+
 def why_not_warm(environ: Mapping[str, str]) -> str | None:
     """None where the warm way may be taken; otherwise the reason for the cold one, in words for the reader."""
     wish = environ.get("D2L_LAUNCH", "").strip().lower()

@@ -54,6 +54,7 @@ class Helper:
     """One warm helper process (warm.py), started without waiting."""
 
     def __init__(self) -> None:
+        environment.check_idle_seconds(os.environ)
         self.owner = os.getpid()
         self.born_with = environment.read_at_start(os.environ)
         self.folder = folder = folders.base()

@@ -101,3 +101,11 @@ def test_L36_no_port_is_probed_by_connecting():
             assert text.count("create_connection(server.getsockname(), timeout=") == 1
             text = text.replace("create_connection(server", "")
         assert ".connect(" not in text and "create_connection" not in text, file
+
+
+@pytest.mark.parametrize("text", ["soon", "", "0", "-1", "nan", "inf"])
+def test_a_bad_number_of_idle_seconds_is_named_before_a_helper_starts(monkeypatch, text):
+    monkeypatch.setenv("D2L_HELPER_IDLE", text)
+    monkeypatch.setattr(helper.subprocess, "Popen", lambda *a, **k: pytest.fail("a helper was started"))
+    with pytest.raises(ValueError, match=f"D2L_HELPER_IDLE is '{text}': allowed is a number of seconds above 0"):
+        helper.Helper()
