@@ -246,6 +246,8 @@ def warm_up(world_size: int | None = None, *, largest: int = 0) -> Choice:
     """
     keep_one_device(largest)
     size = check_world_size(world_size)
+    if largest:  # D2L_WORLD_SIZE may ask for more ranks than the lesson itself does
+        keep_one_device(max(largest, size))
     if environment.why_not_warm(os.environ) is None:
         helper.warm_helper()
     choice = choose(size)

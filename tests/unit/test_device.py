@@ -9,6 +9,7 @@ import torch
 
 from d2l_utils import device
 from d2l_utils.device import Choice, Devices, check_world_size, choose, default_world_size, keep_one_device, rank_device
+from d2l_utils.launching import launcher
 
 SETTINGS = ("D2L_DEVICE", "D2L_DEVICE_STRICT", "D2L_WORLD_SIZE", "D2L_DEVICE_TYPE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -147,6 +148,16 @@ def test_one_lesson_runs_on_one_kind_of_device(machine):
     assert [choose(n).device_type for n in (1, 2, 4)] == ["cuda"] * 3
     with pytest.raises(ValueError, match="largest is 65"):
         keep_one_device(65)
+
+
+def test_a_larger_default_world_size_is_a_lessons_largest_launch_too(machine, monkeypatch, capsys):
+    monkeypatch.setattr(launcher.helper, "warm_helper", lambda: None)
+    machine("cuda", 4)
+    monkeypatch.setenv("D2L_WORLD_SIZE", "8")
+    assert launcher.warm_up(largest=2).device_type == choose(2).device_type == "cpu"
+    assert choose(2).reason == "4 cuda devices found, and this lesson launches up to 8 ranks"
+    monkeypatch.delenv("D2L_WORLD_SIZE")
+    assert launcher.warm_up(largest=2).device_type == choose(2).device_type == "cuda"
 
 
 def test_a_device_that_makes_no_tensor_is_not_counted(machine, monkeypatch):
