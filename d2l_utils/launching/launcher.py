@@ -1,6 +1,7 @@
 """launch(): run a function on N real ranks through torchrun, and bring back results or the real error."""
 
 import importlib.util
+import inspect
 import json
 import math
 import numbers
@@ -141,7 +142,7 @@ def launch(
     """
     begun = time.perf_counter()
     with errors.plainly():
-        source.check_keywords(function, launch.__kwdefaults__ or {})
+        source.check_keywords(function, inspect.unwrap(launch).__kwdefaults__ or {})
         size = check_world_size(world_size)
         _check(size, nodes, restarts, timeout, output, stop)
         host_limits.require_loopback()
