@@ -565,3 +565,9 @@ def test_a_dataclass_is_written_only_where_its_constructor_makes_it_again():
     ):
         with pytest.raises(TypeError, match=f"{words}: make the {type(value).__name__} inside the function"):
             source.literal(value, set(), "argument 'c'")
+
+
+def test_launchs_own_numbers_may_be_numpys():
+    """world_size did so already; `nodes is np.int64(2): allowed is a whole number` says nothing."""
+    with pytest.raises(TypeError, match="cannot be called"):  # what is looked at next
+        launch(plain, world_size=np.int64(2), nodes=np.int64(2), restarts=np.int64(0), wrong=1)
