@@ -55,3 +55,8 @@ def made_by(unit: str, output: Any, given: Mapping[Tensor, int]) -> Iterator[Ten
                 f"{name} returns a {type(leaf).__qualname__}: ZeRO-3 would not find the tensors in it, and backward "
                 "would begin without the weights. Return tensors, or tuples, lists, dicts or dataclasses of them"
             )
+
+
+def is_container(value: Any) -> bool:
+    """Whether a module that is given it can put a tensor into it, where ``tensors`` finds it."""
+    return isinstance(value, list | dict) or (is_dataclass(value) and not isinstance(value, type))

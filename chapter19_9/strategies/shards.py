@@ -84,6 +84,12 @@ class Flat:
     def __init__(self, unit: str, entries: list[Entry], group: Hashable, *, dtype: torch.dtype, how: How) -> None:
         self.unit, self.entries, self.group, self.dtype, self.how = unit, entries, group, dtype, how
         self.trained = entries[0].parameter.requires_grad
+        for entry in entries:
+            if not entry.parameter.is_floating_point():
+                kind = str(entry.parameter.dtype).removeprefix("torch.")
+                raise ValueError(
+                    f"{entry.names[0]} is a parameter of {kind}: a flat vector takes floating-point ones only"
+                )
         self.layout = Layout(tuple(entry.parameter.shape for entry in entries), place()[1])
         self.shard = nn.Parameter(self.layout.own(self.packed()).clone(), requires_grad=self.trained)
         self.shard.unpadded_numel = self.layout.unpadded  # type: ignore[attr-defined]  # for d2l_utils.memory.held
@@ -114,7 +120,9 @@ def entries(model: nn.Module, units: Iterable[str] = ()) -> list[tuple[str, Entr
         used_by, entry = found.setdefault(id(parameter), (set(), Entry(parameter)))
         module, _, attribute = name.rpartition(".")
         entry.names.append(name)
-        entry.places.append((model.get_submodule(module), attribute))
+        place = (model.get_submodule(module), attribute)
+        if place not in entry.places:  # a module that stands in the model twice is one place
+            entry.places.append(place)
         used_by.add(next((unit for unit in units if name.startswith(f"{unit}.")), ""))
     return [(used_by.pop() if len(used_by) == 1 else "", entry) for used_by, entry in found.values()]
 
@@ -147,10 +155,21 @@ def flats_of(model: nn.Module) -> list[Flat]:
 
 
 def blocks(model: nn.Module) -> list[str]:
-    """Names of the usual units: the members of the outermost ModuleLists."""
+    """Names of the usual units: the members of the outermost ModuleLists; of lists of lists, the members of the inner ones."""
     lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
     outer = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
-    return [f"{name}.{i}" for name in outer for i in range(len(model.get_submodule(name)))]  # type: ignore[arg-type]
+    first = {id(member): name for name, member in reversed(list(model.named_modules()))}
+    units = [unit for name in outer for unit in _members(name, model.get_submodule(name))]
+    return [
+        unit for unit in units if first[id(model.get_submodule(unit))] == unit
+    ]  # one that stands there twice is one
+
+
+def _members(name: str, module: nn.Module) -> list[str]:
+    """The module's name, or those of a list's members: a list is never called, and a unit has to be."""
+    if not isinstance(module, nn.ModuleList):
+        return [name]
+    return [unit for i, member in enumerate(module) for unit in _members(f"{name}.{i}", member)]
 
 
 def optimizer(

@@ -89,8 +89,9 @@ class Unit:
         for i, flat in enumerate(flats):
             module.register_parameter(f"shard{i}", flat.shard)
             flat.computed = partial(self.computed, flat)
-        module.register_forward_pre_hook(self.before_forward, with_kwargs=True)
-        module.register_forward_hook(self.after_forward, always_call=True)
+        # before and after hooks of the reader's own, such as spectral_norm's, which use the weights
+        module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
+        module.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
 
     def fetch(self, ahead: Unit | None) -> None:
         for flat in [*self.flats, *(ahead.flats if ahead else [])]:
@@ -104,9 +105,11 @@ class Unit:
         for flat in self.flats:
             flat.use()
 
-    def after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+    def after_forward(self, module: nn.Module, inputs: Any, named: Any, output: Any) -> None:
         self.free()
-        for tensor in outputs.made_by(self.flats[0].unit, output, self.given) if self.flats else ():
+        # a block may put what it made into a list or dict that it was given
+        returned = [output, *filter(outputs.is_container, [*inputs, *named.values()])]
+        for tensor in outputs.made_by(self.flats[0].unit, returned, self.given) if self.flats else ():
             tensor.register_hook(self.before_backward)
 
     def before_backward(self, gradient: Tensor) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 Scope = Mapping[str, Any]
 _PLAIN_DATA = (type(None), bool, int, float, complex, str, bytes, tuple, list, dict, set, frozenset)
 _UNKNOWN = object()
+_PURE = {kind.__name__: kind for kind in (int, float, complex, bool, str, bytes, tuple, list, dict, set, frozenset)}
 
 
 def function_difference(function: Any, node: Any, code: types.CodeType, scope: Scope) -> str | None:
@@ -251,6 +252,16 @@ def _value_difference(what: str, live: Any, text: ast.expr, scope: Scope, local:
     return f"{what} is {reprlib.repr(live)}, and the text says {reprlib.repr(value)}"
 
 
+def _is_arithmetic(node: ast.expr, scope: Scope, local: Collection[str]) -> bool:
+    """Whether the expression reads nothing but constants and calls nothing but Python's own conversions."""
+    for part in ast.walk(node):
+        if isinstance(part, ast.Attribute) or (isinstance(part, ast.Name) and part.id not in _PURE):
+            return False
+        if isinstance(part, ast.Name) and (part.id in local or part.id in scope):
+            return False
+    return True
+
+
 def _value_of(node: ast.expr, scope: Scope, local: Collection[str] = ()) -> Any:
     """The value of a constant expression or of a dotted name that begins at a module or class; else _UNKNOWN."""
     if isinstance(node, ast.Name):
@@ -259,9 +270,9 @@ def _value_of(node: ast.expr, scope: Scope, local: Collection[str] = ()) -> Any:
         above = _value_of(node.value, scope, local)
         return getattr(above, node.attr, _UNKNOWN) if isinstance(above, types.ModuleType | type) else _UNKNOWN
     code = compile(ast.Expression(node), "<constant>", "eval", dont_inherit=True)
-    if code.co_names or any(True for _ in inner_codes(code)):
+    if any(True for _ in inner_codes(code)) or not _is_arithmetic(node, scope, local):
         return _UNKNOWN
     try:
-        return eval(code, {"__builtins__": {}})  # it reads no name, so it calls nothing
+        return eval(code, {"__builtins__": _PURE})  # it calls nothing else, so it has no effect
     except Exception:
         return _UNKNOWN

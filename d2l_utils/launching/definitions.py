@@ -29,6 +29,7 @@ from d2l_utils.launching.code_comparison import (
 )
 
 _FLAG = __future__.annotations.compiler_flag
+_NO_MATCH = ("its code is another", "it stands where nothing runs", "it does not compile")
 _ADVICE = "Run its definition again, in a cell without a cell magic"
 
 
@@ -62,6 +63,8 @@ def definition_of(item: Any) -> Definition:
                 fitting[ast.dump(node)] = definition
             else:
                 differences.append(difference)
+                if not difference.startswith(_NO_MATCH) and _first_line(node) == _live_line(live):
+                    raise _changed(live, difference)  # an older cell whose values cannot be compared would seem to fit
         if len(fitting) > 1:
             raise TypeError(
                 f"{len(fitting)} definitions of {live.__name__} in one cell look alike, and nothing tells which of them ran. "
@@ -70,12 +73,16 @@ def definition_of(item: Any) -> Definition:
         if fitting:
             return fitting.popitem()[1]
     if differences:
-        raise TypeError(
-            f"the text that was found for {live.__name__} is not the {live.__name__} that the notebook has: {differences[0]}. "
-            f"The text was changed after it ran, or {live.__name__} after it was defined. {_ADVICE}"
-        )
+        raise _changed(live, differences[0])
     raise TypeError(
         f"the source of {live.__name__} cannot be found; exec, a prompt and some cell magics keep none. {_ADVICE}"
+    )
+
+
+def _changed(live: Any, difference: str) -> TypeError:
+    return TypeError(
+        f"the text that was found for {live.__name__} is not the {live.__name__} that the notebook has: {difference}. "
+        f"The text was changed after it ran, or {live.__name__} after it was defined. {_ADVICE}"
     )
 
 

@@ -29,6 +29,9 @@ def start_afresh() -> None:
         _seed(generator)
     wish = int(os.environ.get("OPENBLAS_NUM_THREADS") or os.environ["OMP_NUM_THREADS"])
     _set_openblas_threads(min(wish, len(os.sched_getaffinity(0))))  # as it does itself when it is loaded
+    # A rank that is started as a program leads a session: what it sends to its process group reaches nobody else's processes.
+    if os.getsid(0) != os.getpid():
+        os.setsid()
     # torchrun has made this process with multiprocessing, which would show as a child's name and a start method that
     # can no longer be chosen.
     private: Any = multiprocessing.process

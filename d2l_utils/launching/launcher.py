@@ -145,6 +145,7 @@ def launch(
     with errors.plainly():
         source.check_keywords(function, inspect.unwrap(launch).__kwdefaults__ or {})
         size = check_world_size(world_size)
+        nodes, restarts = python_value(nodes), python_value(restarts)
         _check(size, nodes, restarts, timeout, output, stop)
         host_limits.require_loopback()
         why_cold = environment.why_not_warm(os.environ)

@@ -166,7 +166,7 @@ def _own_memory(tensors: list[Any]) -> list[Any]:
             part = part.cpu() if high - low == storage.nbytes() else part.cpu().clone()
             for place, tensor in places.items():
                 offset = (_span(tensor)[0] - low) // tensor.element_size()
-                view = torch.empty(0, dtype=tensor.dtype)
+                view = torch.empty(0, dtype=tensor.dtype, device="cpu")  # whatever the default device is
                 made[place] = view.set_(part.untyped_storage(), offset, tensor.size(), tensor.stride())
         else:  # what they show lies far apart
             made |= {

@@ -1,12 +1,13 @@
 """The script of a launch: a document with the torchrun command, the reader's function untouched, and three lines that run it."""
 
+import ast
 import builtins
 import inspect
 import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from d2l_utils.launching.code_comparison import functions_of
@@ -34,6 +35,8 @@ def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dic
     check_arguments(function, arguments)
     uses = [uses] if callable(uses) or not isinstance(uses, Iterable) else list(uses)
     for helper in uses:
+        if getattr(helper, "__name__", "") == "<lambda>":
+            raise TypeError("uses has a lambda, which has no source of its own: write it as a def")
         if not has_definition(helper):
             raise TypeError(f"uses has {helper!r}: it takes functions and classes of the notebook")
     helpers: dict[str, Any] = {}
@@ -163,7 +166,7 @@ def resolve_globals(item: Any, definition: Definition, helpers: Mapping[str, Any
         elif _is_builtin(name, scope):
             continue
         elif name in scope and (line := _import_for(name, scope[name])):
-            imports.add(line)
+            imports.update([line, *_submodules(definition.text, name, scope[name])])
         elif name not in required:
             continue  # in an annotation that nothing evaluates
         elif name in scope:
@@ -215,6 +218,15 @@ def _import_for(name: str, value: Any) -> str | None:
     return None
 
 
+def _submodules(text: str, name: str, value: Any) -> Iterator[str]:
+    """Imports of the submodules that the text reads as `package.part`, where `import package.part` gave the notebook its name."""
+    for node in ast.walk(ast.parse(text)) if isinstance(value, types.ModuleType) and value.__name__ == name else ():
+        if isinstance(node, ast.Attribute):
+            path = ast.unparse(node)
+            if path.startswith(f"{name}.") and isinstance(sys.modules.get(path), types.ModuleType):
+                yield f"import {path}"
+
+
 def _why_unknown(user: str, name: str, value: Any) -> str:
     if _set_by_ipython(name, {name: value}) or _is_ipythons(value):
         return _only_ipython(user, name)
@@ -223,6 +235,8 @@ def _why_unknown(user: str, name: str, value: Any) -> str:
     if not has_definition(value):
         return f"{user} reads the notebook's variable {name!r}: pass it as a keyword argument instead, or make it inside {user}"
     check_current(value)
+    if value.__name__ == "<lambda>":
+        return f"{user} names {name}, a lambda, which has no source of its own: write it as a def"
     if value.__name__ != name:
         return f"{user} names {name}, which was defined as {value.__name__}: name it so there, and in uses"
     return f"{user} names {name}, which is defined in the notebook: pass uses=[{name}] so that the script has it"

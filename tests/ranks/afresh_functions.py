@@ -52,6 +52,7 @@ def begins():
         "processors": status["Cpus_allowed_list"],
         "umask": status["Umask"],
         "niceness": os.nice(0),
+        "leads its session and its process group": (os.getsid(0) == os.getpid(), os.getpgid(0) == os.getpid()),
         "limits": limits,
         "locale, zone": (locale.setlocale(locale.LC_ALL), time.tzname),
         "warnings": sorted(map(str, warnings.filters)),

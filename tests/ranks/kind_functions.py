@@ -151,6 +151,40 @@ class ChangesViews(Model):
         return self.head(x).square().mean()
 
 
+class Appends(Block):
+    """Returns nothing, and puts what it makes into the dict that it was given."""
+
+    def forward(self, state):
+        state["x"] = super().forward(state["x"])
+
+
+class KeepsState(Model):
+    def forward(self, x):
+        state = {"x": self.stem(x)}
+        for block in self.blocks:
+            block(state)
+        return self.head(state["x"]).square().mean()
+
+
+class Stages(Model):
+    """Lists of blocks in a list, which are never called themselves."""
+
+    def forward(self, x):
+        x = self.stem(x)
+        for stage in self.blocks:
+            for block in stage:
+                x = block(x)
+        return self.head(x).square().mean()
+
+
+def hooked():
+    """A hook of the reader's own uses the weights before each forward."""
+    model = Model([Block(), Block()])
+    for block in model.blocks:
+        block.register_forward_pre_hook(lambda block, given: (given[0] * block.linear.weight.mean(),))
+    return model
+
+
 class LoRA(Block):
     """A frozen weight, and a trained one of low rank beside it."""
 
@@ -234,6 +268,12 @@ KINDS = {
     "blocks used twice": (lambda: UsedTwice([Block(), Block()]), itself, once),
     "two forwards before a backward": (lambda: Model([Block(), Block()]), itself, two_forwards),
     "two backwards of one graph": (lambda: Model([Block(), Block()]), itself, two_backwards),
+    "one block twice in the list": (lambda: Model([Block()] * 2), itself, once),
+    "lists of blocks in a list": (
+        lambda: Stages([nn.ModuleList([Block(), Block()]), nn.ModuleList([Block()])]), itself, once,
+    ),
+    "blocks change a dict that they are given": (lambda: KeepsState([Appends(), Appends()]), itself, once),
+    "a hook of a block uses its weights": (hooked, itself, once),
     "low-rank adapters on a frozen base": (adapted, itself, once),
     "batch norm": (lambda: Model([Normed(), Normed()]), itself, once),
     "a block that is not used": (lambda: Model([Block(), Unused()]), itself, once),

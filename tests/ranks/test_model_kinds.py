@@ -32,6 +32,13 @@ LIMITS = {
     "the model returns a dataclass with a computed field": {FSDP1: "no attribute 'aux'"},
     # their hooks hang on the view alone, and are lost
     "a view that comes back is changed in place": {FSDP1: "expected to be in states", ("fsdp2",): "storage of size 0"},
+    "one block twice in the list": {FSDP1: "are one tied weight in two units"},
+    # their hooks hang on what a block returns, which is nothing; FSDP2 does not even say so
+    "blocks change a dict that they are given": {
+        ("fsdp1",): "storage of size 0",
+        ("fsdp1_grad_op",): "expected to be in states",
+        FSDP2: "none for blocks.0.linear.bias, blocks.0.linear.weight, blocks.1",
+    },
     # FSDP2 hands a block views of its inputs
     "the input comes back changed in place": {FSDP2: "a view and is being modified inplace"},
 }
@@ -69,6 +76,15 @@ def test_gradients_are_those_of_one_process_for_every_kind_of_model(strategy):
 def empty(model):
     """No unit of the model has its weights."""
     return all(flat.whole.untyped_storage().nbytes() == 0 for flat in shards.flats_of(model))
+
+
+def test_a_complex_parameter_is_refused_by_name():
+    """Its imaginary part would be lost."""
+    for strategy in ("zero1", "zero2", "zero3"):
+        model = ranks.made("tensor")
+        model.phase = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        with pytest.raises(ValueError, match=r"^phase is a parameter of complex64: a flat vector takes floating-point"):
+            STRATEGIES[strategy].load().shard(model, ranks.CPU)
 
 
 def generator(x, aux):

@@ -285,3 +285,29 @@ def test_future_annotations_reach_the_script(kernel):
     assert both(kernel, "names", cell, uses="[After]") == [["width"], ["width"]]
     error = refused(kernel, "ranks(asks, [After, Before])", "def asks(x: int = 3): return After, Before")
     assert "Before was defined without `from __future__ import annotations` and" in error
+
+
+def test_a_value_that_was_changed_later_is_found_behind_a_conversion_and_beside_an_older_cell(kernel):
+    """The ranks had 0.1, and the default of an older cell with the same code."""
+    older = "def lately(lr=time.time()):\n    return lr"
+    newer = "def lately(lr=0.1):\n    return lr\nlately.__defaults__ = (0.9,)"
+    assert "the default of lr is 0.9, and the text says 0.1" in refused(kernel, "launch(lately)", older, newer)
+    changed = "def converted(lr=float('0.1')):\n    return lr\nconverted.__defaults__ = (5.0,)"
+    assert "the default of lr is 5.0, and the text says 0.1" in refused(kernel, "launch(converted)", changed)
+    settings = "class Settings:\n    steps = int(1e3)\ndef counts():\n    return Settings.steps"
+    assert both(kernel, "counts", settings, uses="[Settings]") == [1000, 1000]
+    kernel.run("Settings.steps = 5")
+    words = refused(kernel, "launch(counts, uses=[Settings])")
+    assert "steps is 5, and the text says 1000" in words
+
+
+def test_a_submodule_of_a_package_is_imported_as_the_notebook_imported_it(kernel):
+    """`import xml.dom.minidom` gives the name xml, and `import xml` does not give what is read of it."""
+    cell = "import xml.dom.minidom\ndef parses():\n    return xml.dom.minidom.__name__"
+    assert both(kernel, "parses", cell) == ["xml.dom.minidom"] * 2
+
+
+def test_a_lambda_under_a_name_is_called_a_lambda(kernel):
+    cell = "square = lambda x: x * x\ndef squares():\n    return square(3)"
+    assert "squares names square, a lambda, which has no source" in refused(kernel, "launch(squares)", cell)
+    assert "uses has a lambda" in refused(kernel, "launch(squares, uses=[square])")

@@ -151,3 +151,8 @@ def test_what_pickle_or_sharding_leaves_nothing_of():
     freed.untyped_storage().resize_(0)
     with pytest.raises(TypeError, match="its memory was freed"):
         packed(freed)
+
+
+def test_tensors_travel_whatever_the_default_device_is():
+    with torch.device("meta"):
+        assert travelled(torch.ones(2, device="cpu")).tolist() == [1, 1]
