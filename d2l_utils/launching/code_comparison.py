@@ -39,6 +39,26 @@ def class_difference(cls: type, node: ast.ClassDef, body: types.CodeType, scope:
     return next(_class_differences(cls, node, body, scope), None)
 
 
+def computed_values(live: Any, node: Any, scope: Scope) -> Iterator[tuple[str, Any]]:
+    """(attribute, value) of the plain data that a call computed when the definition ran: in a rank it may compute other data.
+
+    Of a function its defaults, of a class what its body sets. What a decorator or a metaclass may have made is left to them.
+    """
+    if node.decorator_list or (isinstance(live, type) and type(live) not in (type, abc.ABCMeta)):
+        return
+    if isinstance(live, type):
+        stored = Counter(s.targets[0].id for s in node.body if isinstance(s, ast.Assign) and _is_name(s.targets[0]))  # type: ignore[attr-defined]
+        for name, statement in _set_once(node, stored):
+            computed = isinstance(statement, ast.Assign) and _value_of(statement.value, scope, stored) is _UNKNOWN
+            if computed and isinstance(vars(live).get(name), _PLAIN_DATA):
+                yield name, vars(live)[name]
+        return
+    texts, values = _defaults(live, node)
+    computed = any(_value_of(text, scope) is _UNKNOWN for text in texts.values())
+    if computed and all(isinstance(value, _PLAIN_DATA) for value in values.values()):
+        yield from ((n, v) for n in ("__defaults__", "__kwdefaults__") if (v := getattr(live, n)))
+
+
 def same_definition(one: Any, other: Any) -> bool:
     """Whether two functions or two classes have the same code and the same plain data, as after a reload that changed nothing."""
     if isinstance(one, type) and isinstance(other, type):
@@ -102,13 +122,18 @@ def _functions(value: Any) -> Iterator[types.FunctionType]:
             yield part
 
 
-def _defaults_difference(function: Any, node: Any, scope: Scope, local: Collection[str] = ()) -> str | None:
+def _defaults(function: Any, node: Any) -> tuple[dict[str, ast.expr], dict[str, Any]]:
+    """Texts and values of the parameters' defaults, by name."""
     arguments, code = node.args, function.__code__
     places = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
     texts = dict(zip(reversed(places), reversed(arguments.defaults), strict=False))
     texts |= {a.arg: text for a, text in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if text}
     live = dict(zip(reversed(places[: code.co_argcount]), reversed(function.__defaults__ or ()), strict=False))
-    live |= function.__kwdefaults__ or {}
+    return texts, live | (function.__kwdefaults__ or {})
+
+
+def _defaults_difference(function: Any, node: Any, scope: Scope, local: Collection[str] = ()) -> str | None:
+    texts, live = _defaults(function, node)
     if live.keys() != texts.keys():
         return "other parameters have a default"
     differences = (_value_difference(f"the default of {n}", live[n], texts[n], scope, local) for n in live)

@@ -22,6 +22,7 @@ from d2l_utils.launching.code_comparison import (
     annotations_of,
     class_difference,
     code_key,
+    computed_values,
     function_difference,
     functions_of,
     inner_codes,
@@ -36,10 +37,11 @@ _ADVICE = "Run its definition again, in a cell without a cell magic"
 @dataclass(frozen=True)
 class Definition:
     """text: as it can stand in a script. future_annotations: whether `from __future__ import annotations` held where it was
-    defined; None where that makes no difference."""
+    defined; None where that makes no difference. computed: attributes and values of `code_comparison.computed_values`."""
 
     text: str
     future_annotations: bool | None
+    computed: tuple[tuple[str, Any], ...] = ()
 
 
 def definition_of(item: Any) -> Definition:
@@ -51,7 +53,8 @@ def definition_of(item: Any) -> Definition:
         fitting: dict[str, Definition] = {}
         tree = _parsed(text)
         for node, statement in _nodes(tree, live):
-            definition = Definition(_cut(text, node), _future_annotations(live, node))
+            computed = tuple(computed_values(live, node, scope_of(live)))
+            definition = Definition(_cut(text, node), _future_annotations(live, node), computed)
             # IPython compiles a cell statement by statement, and that can give other code: how a call is made depends on whether
             # its module was imported in the same text.
             difference = _difference(live, node, text, statement) and _difference(live, node, text, None)

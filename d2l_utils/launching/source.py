@@ -2,6 +2,7 @@
 
 import ast
 import builtins
+import contextlib
 import inspect
 import os
 import sys
@@ -46,7 +47,10 @@ def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dic
     imports: set[str] = set()
     with warnings.catch_warnings(action="ignore"):  # Python said them when the cell ran
         definitions = _definitions(function, helpers, imports)
-        parts = [definitions[name].text for name in in_order({n: d.text for n, d in definitions.items()})]
+        parts = [
+            "\n".join([definitions[name].text, *_restated(name, definitions[name], imports, helpers)])
+            for name in in_order({n: d.text for n, d in definitions.items()})
+        ]
     values = {name: literal(value, imports, f"argument {name!r}", helpers) for name, value in arguments.items()}
     _check_bound_once(imports, definitions)
     call = ", ".join([function.__name__, *(f"{name}={text}" for name, text in values.items())])
@@ -75,6 +79,14 @@ def _definitions(function: Any, helpers: dict[str, Any], imports: set[str]) -> d
         definitions[name] = definition_of(item)
         resolve_globals(item, definitions[name], helpers, imports)
     return definitions
+
+
+def _restated(name: str, definition: Definition, imports: set[str], helpers: Mapping[str, Any]) -> Iterator[str]:
+    """Lines that give a definition the values which it computed in the notebook, such as a random default."""
+    for attribute, value in definition.computed:
+        with contextlib.suppress(TypeError):  # no literal: the rank computes it anew
+            text = literal(value, imports, f"{attribute} of {name}", helpers)
+            yield f"{name}.{attribute} = {text}  # as in the notebook"
 
 
 def _future_annotations(definitions: dict[str, Definition]) -> bool:

@@ -571,3 +571,29 @@ def test_launchs_own_numbers_may_be_numpys():
     """world_size did so already; `nodes is np.int64(2): allowed is a whole number` says nothing."""
     with pytest.raises(TypeError, match="cannot be called"):  # what is looked at next
         launch(plain, world_size=np.int64(2), nodes=np.int64(2), restarts=np.int64(0), wrong=1)
+
+
+COMPUTED = """
+import random, time
+def draws(seed=random.randint(0, 10**9), *, at=time.time(), plain=3): return seed, at, plain
+class Settings:
+    lr = random.random()
+    steps = 3
+    def method(self): return self.lr
+def uses_it(): return draws(), Settings.lr, Settings().method(), Settings.steps
+"""
+
+
+def test_what_a_call_computed_in_the_notebook_is_the_ranks_value(tmp_path):
+    scope = defined(tmp_path, COMPUTED)
+    text = source.script_for(scope["uses_it"], [scope["draws"], scope["Settings"]], {}, "torchrun")
+    again = {"__name__": "script"}
+    exec(compile(text, "script", "exec"), again)
+    assert again["uses_it"]() == scope["uses_it"]()
+    assert "Settings.steps =" not in text and text.count("# as in the notebook") == 3
+
+
+def test_a_default_that_has_no_literal_is_computed_anew(tmp_path):
+    scope = defined(tmp_path, "def keeps(lock=object(), n=int('3')): return n")
+    text = source.script_for(scope["keeps"], [], {}, "torchrun")
+    assert "as in the notebook" not in text
