@@ -147,7 +147,7 @@ def choose(world_size: int | None = None, nodes: int = 1, device: str | None = N
         return Choice("cpu", "gloo", n, f"{source}=cpu" + _held_by_this_process())
     found = usable_devices()
     obstacle = _obstacle(found, n, nodes, wanted, 0 if device else _largest)
-    if obstacle and wanted and (device or os.environ.get("D2L_DEVICE_STRICT", "").strip() not in ("", "0")):
+    if obstacle and wanted and (device or _is_strict()):
         raise ValueError(
             f"{source} is {wanted!r}, which cannot serve world_size={n}: {obstacle}; allowed is 'cpu', or a type that can"
         )
@@ -192,6 +192,14 @@ def rank_device() -> torch.device:
     if kind == "cpu":
         return torch.device("cpu")
     return torch.device(kind, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def _is_strict() -> bool:
+    """D2L_DEVICE_STRICT. ValueError when it is neither 0 nor 1."""
+    text = os.environ.get("D2L_DEVICE_STRICT", "").strip()
+    if text not in ("", "0", "1"):
+        raise ValueError(f"D2L_DEVICE_STRICT is {text!r}: allowed are 0 and 1")
+    return text == "1"
 
 
 def preferred_type() -> str | None:

@@ -159,6 +159,8 @@ def _killed(ending: Ending) -> LaunchError | None:
     rank, code = next(iter(killed.items()))
     where = ending.states[rank].where
     text = f"rank {rank} was killed by {killed_by(code)}{f' at {where}' if where else ''}{_last_words(ending, rank)}"
+    if code == -signal.SIGABRT and (lines := "".join(ending.rank_logs[rank : rank + 1]).strip().splitlines()):
+        text += f"; the last line that it printed is: {lines[-1][-500:]}"  # C++ says why it aborts
     return LaunchError(text + _others(ending.states, rank), rank=rank, kind="signal")
 
 

@@ -353,3 +353,18 @@ def wait_and_interrupt(folder):
     while not list(folder.glob("rank*.ready")) and time.monotonic() < deadline:
         time.sleep(0.02)
     raise KeyboardInterrupt
+
+
+def two_types():
+    import torch
+    import torch.distributed as dist
+
+    dist.all_reduce(torch.ones(4, dtype=torch.float32 if dist.get_rank() else torch.float64))
+
+
+def test_what_cpp_says_before_it_aborts_is_told():
+    """Ranks that give a collective other types: gloo ends one of them."""
+    with pytest.raises(
+        LaunchError, match="was killed by SIGABRT; the last line that it printed is:.*collective mismatch"
+    ):
+        launch(two_types, world_size=2, output="quiet")

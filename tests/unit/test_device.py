@@ -119,6 +119,17 @@ def test_a_demand_that_cannot_be_met_is_an_error(machine, monkeypatch, kind, cou
     assert str(caught.value) == f"D2L_DEVICE {words}"
 
 
+def test_a_strictness_that_is_neither_is_refused(machine, monkeypatch):
+    machine("cuda", 1)
+    monkeypatch.setenv("D2L_DEVICE", "cuda")
+    for text in ("0", ""):
+        monkeypatch.setenv("D2L_DEVICE_STRICT", text)
+        assert choose(2).device_type == "cpu"
+    monkeypatch.setenv("D2L_DEVICE_STRICT", "maybe")
+    with pytest.raises(ValueError, match="D2L_DEVICE_STRICT is 'maybe': allowed are 0 and 1"):
+        choose(2)
+
+
 def test_the_argument_device_goes_before_D2L_DEVICE(machine, monkeypatch):
     machine("cuda", 4)
     assert choose(2, device="cpu") == Choice("cpu", "gloo", 2, "device=cpu")
