@@ -365,6 +365,6 @@ def two_types():
 def test_what_cpp_says_before_it_aborts_is_told():
     """Ranks that give a collective other types: gloo ends one of them."""
     with pytest.raises(
-        LaunchError, match="was killed by SIGABRT; the last line that it printed is:.*collective mismatch"
+        LaunchError, match=r"was killed by SIGABRT; the last line that it printed is:.*collective mismatch"
     ):
         launch(two_types, world_size=2, output="quiet")
