@@ -32,15 +32,20 @@ _STARTS_PROCESSES = (
     "threading.py",
 )
 _NO_THREAD = "can't start new thread"
+_NO_LIBRARY = "failed to map segment"  # the C library, of a shared library for which there is no memory
 
 
 def advice(error: BaseException) -> str:
     """What to do about an error by which the operating system refused something; empty for any other error."""
     number = error.errno if isinstance(error, OSError) else None
-    if isinstance(error, MemoryError) or (isinstance(error, ImportError) and "failed to map segment" in str(error)):
+    try:
+        words = str(error)
+    except Exception:  # an exception may break whoever looks at it
+        return ""
+    if isinstance(error, MemoryError) or (isinstance(error, ImportError) and _NO_LIBRARY in words):
         number = errno.ENOMEM
     elif isinstance(error, RuntimeError):
-        number = _number_in(str(error))
+        number = _number_in(words)
     elif number == errno.EAGAIN and _raised_in(error) not in _STARTS_PROCESSES:
         number = None
     return _WHAT_TO_DO.get(number or 0, "")
@@ -64,8 +69,9 @@ def _raised_in(error: BaseException) -> str:
 def advice_for_log(log: str) -> str:
     """What to do about the first refusal of the operating system in the log of a process that starts others; empty if none."""
     found = {log.find(os.strerror(number)): text for number, text in _WHAT_TO_DO.items() if os.strerror(number) in log}
-    if _NO_THREAD in log:
-        found[log.find(_NO_THREAD)] = _WHAT_TO_DO[errno.EAGAIN]
+    for words, number in ((_NO_THREAD, errno.EAGAIN), (_NO_LIBRARY, errno.ENOMEM)):
+        if words in log:
+            found[log.find(words)] = _WHAT_TO_DO[number]
     return found[min(found)] if found else ""
 
 

@@ -14,7 +14,9 @@ NAMES = ("D2L_DEVICE", "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 def pytest_run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=os.environ | environ, capture_output=True, text=True, timeout=120)
+    # Beside a driver, GPU tests say in a worker of xdist that they are run one at a time.
+    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
+    return subprocess.run(command, cwd=ROOT, env=own | environ, capture_output=True, text=True, timeout=120)
 
 
 def test_the_gpus_are_hidden() -> None:
