@@ -29,9 +29,9 @@ _base: tuple[int, Path] | None = (
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """One process among those of all hosts and containers. boot and namespace: empty where the system has none.
+    """One process among those of all hosts and containers. boot, namespace and start: empty where the system is not Linux.
 
-    start: when it began, as its system counts; a number that is given again has another.
+    start: when it began, as Linux counts; a number that is given again has another.
     """
 
     host: str
@@ -58,7 +58,8 @@ def identity(pid: int) -> ProcessIdentity | None:
 
 
 def _start(pid: int) -> str | None:
-    """When the process began; None when it is gone or a zombie."""
+    """When the process began; None when it is gone or a zombie. Elsewhere than on Linux "" for one that runs: psutil's time of
+    a start moves there when the clock is set, and would show a process that runs as another."""
     if sys.platform == "linux":
         try:
             # after the name, which may hold spaces and brackets: state is field 3, starttime field 22
@@ -69,8 +70,7 @@ def _start(pid: int) -> str | None:
     import psutil
 
     try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else repr(process.create_time())
+        return None if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE else ""
     except psutil.NoSuchProcess:
         return None
     except psutil.Error as error:

@@ -27,8 +27,9 @@ def start_afresh() -> None:
     torch.default_generator.seed()
     for generator in sys.modules["d2l_warm"].generators:
         _seed(generator)
-    wish = int(os.environ.get("OPENBLAS_NUM_THREADS") or os.environ["OMP_NUM_THREADS"])
-    _set_openblas_threads(min(wish, len(os.sched_getaffinity(0))))  # as it does itself when it is loaded
+    wish = os.environ.get("OPENBLAS_NUM_THREADS", "")
+    wish = wish if wish.isdecimal() and int(wish) else os.environ["OMP_NUM_THREADS"]
+    _set_openblas_threads(min(int(wish), len(os.sched_getaffinity(0))))  # as it does itself when it is loaded
     # A rank that is started as a program leads a session: what it sends to its process group reaches nobody else's processes.
     if os.getsid(0) != os.getpid():
         os.setsid()

@@ -12,9 +12,7 @@ from pathlib import Path
 FULL_DISK = "the disk is full: remove files, or set TMPDIR to a folder on another disk"
 _WHAT_TO_DO = {
     errno.ENOSPC: FULL_DISK,
-    getattr(
-        errno, "EDQUOT", errno.ENOSPC
-    ): "your quota on this disk is used up: remove files, or set TMPDIR to another disk",
+    errno.EDQUOT: "your quota on this disk is used up: remove files, or set TMPDIR to another disk",
     errno.EAGAIN: "the limit on processes and threads is reached: end other processes, use a smaller world_size, "
     "or raise the limit (`ulimit -u` shows it; a container may have its own)",
     errno.EMFILE: "the limit on open files is reached: close files, or raise the limit (`ulimit -n` shows it)",
@@ -81,7 +79,7 @@ def is_full(folder: Path) -> bool:
     try:
         trial.write_bytes(bytes(1 << 16))
     except OSError as error:
-        return error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None))
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
     finally:
         trial.unlink(missing_ok=True)
     return False

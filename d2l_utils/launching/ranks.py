@@ -84,13 +84,7 @@ class RankState:
 def is_library(file: str) -> bool:
     """Whether a frame of this file is torch's, Python's or the launcher's, not the reader's."""
     here = os.path.dirname(os.path.abspath(__file__))
-    launcher = os.path.dirname(os.path.abspath(file)) == here and os.path.basename(file) in (
-        "results.py",
-        "worker.py",
-        "ranks.py",
-        "supervisor.py",
-        "warm.py",
-    )
+    launcher = os.path.dirname(os.path.abspath(file)) == here
     return (
         launcher or "site-packages" in file or "dist-packages" in file or file.startswith("<frozen") or _in_stdlib(file)
     )

@@ -25,6 +25,9 @@ from d2l_utils.launching.names import FUTURE_ANNOTATIONS, global_names, in_order
 
 _ACCEPTED = "launch takes a function of an installed module, a function defined in a notebook cell or script, or the path of a script"
 
+# What Python itself gives to the functions of a class: for `super()`, and from 3.14 on for the function of its annotations.
+_OF_THE_CLASS = {"__class__", "__classdict__", "__conditional_annotations__"}
+
 
 def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dict[str, Any], command: str) -> str:
     """The text of the script that calls `function(**arguments)` on each rank.
@@ -74,7 +77,7 @@ def _definitions(function: Any, helpers: dict[str, Any], imports: set[str]) -> d
             continue
         check_current(item)
         functions = functions_of(item) if isinstance(item, type) else [inspect.unwrap(item)]
-        if any(set(each.__code__.co_freevars) - {"__class__"} for each in functions):
+        if any(set(each.__code__.co_freevars) - _OF_THE_CLASS for each in functions):
             raise TypeError(f"{name} is a closure: a script cannot have the variables that it keeps")
         definitions[name] = definition_of(item)
         resolve_globals(item, definitions[name], helpers, imports)

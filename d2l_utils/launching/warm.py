@@ -195,7 +195,7 @@ def main(control_fd: int, folder: str) -> None:
     torch = sys.modules["torch"]
     with contextlib.suppress(ConnectionError):
         control.send(json.dumps({"threads": threads(), "accelerator": torch.cuda.is_initialized()}).encode())
-    patience = float(os.environ.get("D2L_HELPER_IDLE", "600"))
+    patience = min(float(os.environ.get("D2L_HELPER_IDLE", "600")), 1e9)  # select does not take much more
     while True:
         if not select.select([control], [], [], patience)[0]:
             become(control, folder, "idle")
