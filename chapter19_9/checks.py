@@ -124,7 +124,7 @@ def _waiting(model: nn.Module) -> dict[str, int]:
 
 def unchanged(model: nn.Module, steps: int, lr: float) -> RuntimeError:
     """The error of a training that has changed no weight on any rank, with its cause where that can be seen."""
-    why = "the optimizer was given no gradients, or trains other tensors than the model's"
+    why = "the optimizer was given no gradients, it trains other tensors than the model's, or lr is too small"
     if waiting := _waiting(model):
         why = f"gradients {_WAIT.format(sum(waiting.values()))}"
     return RuntimeError(f"{steps} steps at lr={lr:g} changed no weight: {why}")

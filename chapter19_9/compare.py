@@ -106,8 +106,8 @@ def compare(
 
     One process on the whole batch is always run: it is what losses are compared with. A strategy that does
     not communicate is listed for one rank only, since several would train several models. timeout: seconds for
-    each strategy. device: as in ``launch``. ``each`` is given every row as soon as it is there, from a launch of its own; without it, all
-    strategies of a world size share a launch.
+    each strategy. device: as in ``launch``. ``each`` is given every row as soon as it is there, from a launch of its
+    own; without it, all strategies of a world size share a launch.
 
     Raises ValueError for an unknown strategy or one that needs an extra which is not installed, and for a world
     size that ``batch`` does not divide by; LaunchError when a rank fails.

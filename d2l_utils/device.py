@@ -11,7 +11,7 @@ Environment
 -----------
 D2L_DEVICE         ``cpu`` keeps the ranks off the accelerators. ``cuda``, ``xpu``, ... is a preference: where that
                    type cannot serve, the ranks run on the CPU, and the reason is said.
-D2L_DEVICE_STRICT  ``1`` makes D2L_DEVICE a demand: where its type cannot serve, there is an error.
+D2L_DEVICE_STRICT  ``1`` makes D2L_DEVICE a demand: where its type cannot serve, there is an error. ``0`` is the default.
 D2L_WORLD_SIZE     the default number of ranks.
 D2L_DEVICE_TYPE    set by ``launch`` for its ranks: the type it chose.
 """
@@ -179,6 +179,8 @@ def rank_device() -> torch.device:
 
     Under ``launch`` the type is the one it chose. Under plain torchrun, on one node or many, it is the machine's
     accelerator where there is one for each rank of this node. Outside both it is the device of a single rank.
+
+    Raises ValueError where D2L_DEVICE_STRICT is 1 and the type that D2L_DEVICE names cannot serve.
     """
     import torch
 
@@ -186,8 +188,13 @@ def rank_device() -> torch.device:
     if not kind and "LOCAL_RANK" in os.environ:
         # A rank need not ask another process: it is going to use the device.
         needed, wanted = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), preferred_type()
-        here = Devices(None, 0, "", "") if wanted == "cpu" else visible_devices()
-        kind = "cpu" if _obstacle(here, needed, 1, wanted, 0) or not here.type else here.type
+        here = Devices(None, 0, "", "D2L_DEVICE=cpu") if wanted == "cpu" else visible_devices()
+        obstacle = _obstacle(here, needed, 1, wanted, 0)
+        if obstacle and wanted not in (None, "cpu") and _is_strict():
+            raise ValueError(
+                f"D2L_DEVICE is {wanted!r}, which cannot serve the {needed} ranks of this node: {obstacle}"
+            )
+        kind = "cpu" if obstacle else str(here.type)
     kind = kind or choose(1).device_type
     if kind == "cpu":
         return torch.device("cpu")

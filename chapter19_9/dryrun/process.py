@@ -46,9 +46,8 @@ def dry_run(
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # it computes nothing: a GPU that it saw would only cost it a context, which AdamW and FSDP2 would make
-        env=for_ranks(os.environ, 1, "", "cpu", [os.path.abspath(entry) for entry in sys.path])
-        | {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""},
+        # "cpu" hides the GPUs: it computes nothing, and AdamW and FSDP2 would make a context on one that they see
+        env=for_ranks(os.environ, 1, "", "cpu", sys.path),
         start_new_session=True,  # a Ctrl-C in a terminal is for this process, which then ends that one
         encoding="utf-8",
         errors="replace",

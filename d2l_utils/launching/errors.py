@@ -16,7 +16,7 @@ from d2l_utils.launching.stuck import rank_names
 
 @contextlib.contextmanager
 def plainly() -> Iterator[None]:
-    """What is wrong with a call is told in its words alone: IPython leaves out the launcher's own frames, as for LaunchError."""
+    """IPython shows an error that is raised inside without the launcher's own frames, as it shows a LaunchError."""
     try:
         yield
     except (TypeError, ValueError, OSError) as error:

@@ -129,7 +129,7 @@ def launch(
 
     function: a function of an installed module, a function defined in a notebook cell (with the notebook's helpers that it names
     in `uses`), or the path of a script (arguments then become `--name=value`). It may return numbers, strings, lists, dicts,
-    tensors, numpy arrays; no parameter of its may have the name of one of launch's keywords. The process group exists when it is
+    tensors, numpy arrays. None of its parameters may have the name of a keyword of launch. The process group exists when it is
     called, unless it calls `init_process_group` itself.
     world_size: number of ranks, 1 to 64; else D2L_WORLD_SIZE, else what the machine has. nodes: simulated nodes on this host.
     device: "cpu", or an accelerator's type that must serve, such as "cuda"; else D2L_DEVICE, else an accelerator where there is one

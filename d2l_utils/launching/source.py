@@ -117,7 +117,7 @@ def _check_bound_once(imports: Collection[str], definitions: Collection[str]) ->
 
 
 def encodable(path: str | os.PathLike[str]) -> str:
-    """`path` as this Python can open it: one that took its locale for ASCII would stumble over Chinese in it (L26)."""
+    """`path` as this Python can open it: one that took its locale for ASCII would stumble over Chinese in it."""
     text = os.fspath(path)
     try:
         os.fsencode(text)

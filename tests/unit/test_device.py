@@ -263,6 +263,11 @@ def test_the_device_inside_a_rank(machine, monkeypatch):
     assert rank_device() == torch.device("cuda", 1)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert rank_device() == torch.device("cpu")
+    monkeypatch.setenv("D2L_DEVICE_STRICT", "1")
+    assert rank_device() == torch.device("cpu")  # nothing is demanded
+    monkeypatch.setenv("D2L_DEVICE", "cuda")
+    with pytest.raises(ValueError, match="D2L_DEVICE is 'cuda', which cannot serve the 3 ranks of this node: 2 cuda"):
+        rank_device()
     monkeypatch.setenv("D2L_DEVICE_TYPE", "cuda")
     assert rank_device() == torch.device("cuda", 1)
     monkeypatch.setenv("D2L_DEVICE_TYPE", "cpu")

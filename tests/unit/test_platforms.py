@@ -1,11 +1,12 @@
 """macOS and Windows were not at hand: what would be run there is looked at (L33, L34, L35, L36)."""
 
+import os
 import sys
 
 import psutil  # before a test patches the platform: psutil reads it once, when it is imported
 import pytest
 
-from d2l_utils.launching import commands, environment, helper
+from d2l_utils.launching import commands, environment, folders, helper
 
 
 def ranks_env(monkeypatch, platform, **inherited):
@@ -109,3 +110,11 @@ def test_a_bad_number_of_idle_seconds_is_named_before_a_helper_starts(monkeypatc
     monkeypatch.setattr(helper.subprocess, "Popen", lambda *a, **k: pytest.fail("a helper was started"))
     with pytest.raises(ValueError, match=f"D2L_HELPER_IDLE is '{text}': allowed is a number of seconds above 0"):
         helper.Helper()
+
+
+def test_a_clock_that_was_set_makes_no_process_another_elsewhere_than_on_linux(monkeypatch):
+    """psutil's time of a start moves with the clock there, and the folder of a process that runs was taken for an orphan."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    before = folders.identity(os.getpid())
+    monkeypatch.setattr(psutil.Process, "create_time", lambda process: 1.0)
+    assert before is not None and folders.identity(os.getpid()) == before
