@@ -4,12 +4,10 @@ import atexit
 import contextlib
 import json
 import os
-import select
 import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import IO, Any
 
@@ -100,20 +98,24 @@ class Helper:
     def wait_until_ready(self) -> None:
         """Wait for the imports. Unavailable when the helper died, took too long, or holds what makes a fork unsafe."""
         with self.lock:
-            deadline = time.monotonic() + _READY_SECONDS
-            while not self.ready:
-                if select.select([self.control], [], [], 0.05)[0]:
-                    message = self.control.recv(1 << 16)
-                    if not message:
-                        raise Unavailable("the warm helper ended while it imported torch")
-                    state = json.loads(message)
-                    if state["threads"] != 1 or state["accelerator"]:
-                        raise Unavailable(
-                            f"the warm helper holds {state['threads']} threads or an accelerator: forking it is not safe"
-                        )
-                    self.ready = True
-                elif time.monotonic() > deadline:
-                    raise Unavailable(f"the warm helper was not ready within {_READY_SECONDS:.0f} s")
+            if self.ready:
+                return
+            try:  # not with select, which takes no descriptor above 1023
+                self.control.settimeout(_READY_SECONDS)
+                message = self.control.recv(1 << 16)
+                self.control.settimeout(None)
+            except TimeoutError as error:
+                raise Unavailable(f"the warm helper was not ready within {_READY_SECONDS:.0f} s") from error
+            except OSError as error:  # another thread has ended it, for one with other settings
+                raise Unavailable(f"the warm helper ended ({error})") from error
+            if not message:
+                raise Unavailable("the warm helper ended while it imported torch")
+            state = json.loads(message)
+            if state["threads"] != 1 or state["accelerator"]:
+                raise Unavailable(
+                    f"the warm helper holds {state['threads']} threads or an accelerator: forking it is not safe"
+                )
+            self.ready = True
 
     def start(self, request: Path) -> Line:
         """Have the helper fork a supervisor for this request."""

@@ -193,8 +193,10 @@ def main(control_fd: int, folder: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended supervisors leave no zombies
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch = sys.modules["torch"]
-    with contextlib.suppress(ConnectionError):
-        control.send(json.dumps({"threads": threads(), "accelerator": torch.cuda.is_initialized()}).encode())
+    # After a rest nobody reads this any more, and a socket that is full must not stop the helper.
+    with contextlib.suppress(OSError):
+        state = {"threads": threads(), "accelerator": torch.cuda.is_initialized()}
+        control.send(json.dumps(state).encode(), socket.MSG_DONTWAIT)
     patience = min(float(os.environ.get("D2L_HELPER_IDLE", "600")), 1e9)  # select does not take much more
     while True:
         if not select.select([control], [], [], patience)[0]:
