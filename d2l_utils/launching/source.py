@@ -50,9 +50,10 @@ def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dic
     imports: set[str] = set()
     with warnings.catch_warnings(action="ignore"):  # Python said them when the cell ran
         definitions = _definitions(function, helpers, imports)
+        future_annotations = _future_annotations(definitions)
         parts = [
             "\n".join([definitions[name].text, *_restated(name, definitions[name], imports, helpers)])
-            for name in in_order({n: d.text for n, d in definitions.items()})
+            for name in in_order({n: d.text for n, d in definitions.items()}, future_annotations)
         ]
     values = {name: literal(value, imports, f"argument {name!r}", helpers) for name, value in arguments.items()}
     _check_bound_once(imports, definitions)
@@ -60,7 +61,7 @@ def script_for(function: Callable[..., Any], uses: Iterable[Any], arguments: dic
     safe = command.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     lines = [
         f'"""{function.__name__} on every rank. Run it with:\n\n    {safe}\n"""',
-        FUTURE_ANNOTATIONS.strip() if _future_annotations(definitions) else "",
+        FUTURE_ANNOTATIONS.strip() if future_annotations else "",
         "\n".join(sorted(imports)),
         *parts,
     ]
@@ -173,7 +174,7 @@ def resolve_globals(item: Any, definition: Definition, helpers: Mapping[str, Any
     """Add the imports that the definition needs. TypeError names what the script could not know."""
     scope = scope_of(item)
     required = global_names(definition.text, bool(definition.future_annotations))
-    at_once = needed_at_once(definition.text)
+    at_once = needed_at_once(definition.text, bool(definition.future_annotations))
     for name in sorted(global_names(definition.text)):
         if name in helpers:
             if scope.get(name, helpers[name]) is not helpers[name]:

@@ -87,6 +87,14 @@ def test_what_a_definition_needs_at_once_comes_before_it():
     assert source.in_order(texts | {"last": "def last(x=Box()): pass"}) == ["Base", "Box", "last"]
 
 
+def test_with_future_annotations_a_base_comes_before_what_names_it_the_other_way():
+    """Two classes may name each other, one as its base and one in an annotation; what is only named there comes before too."""
+    texts = {"Node": "class Node:\n    next: Leaf", "Leaf": "class Leaf(Node): pass"}
+    assert source.in_order(texts, future_annotations=True) == ["Node", "Leaf"]
+    texts = {"f": "def f(x: Kind) -> Other: pass", "Kind": "class Kind: pass", "Other": "class Other: pass"}
+    assert source.in_order(texts, future_annotations=True) == ["Kind", "Other", "f"]
+
+
 def defined(tmp_path, *cells):
     """Names of cells that were run one after the other."""
     scope = {"__name__": "__main__"}
