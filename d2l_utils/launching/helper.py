@@ -56,6 +56,7 @@ class Helper:
         self.owner = os.getpid()
         self.born_with = environment.read_at_start(os.environ)
         self.folder = folder = folders.base()
+        (folder / warm.IDLE_MARK).unlink(missing_ok=True)  # of one that was ended in its sleep
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, (folder / "helper.log").open("ab") as log:
             self.process = subprocess.Popen(

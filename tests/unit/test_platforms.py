@@ -2,11 +2,12 @@
 
 import os
 import sys
+from types import SimpleNamespace
 
 import psutil  # before a test patches the platform: psutil reads it once, when it is imported
 import pytest
 
-from d2l_utils.launching import commands, environment, folders, helper
+from d2l_utils.launching import commands, environment, folders, helper, warm
 
 
 def ranks_env(monkeypatch, platform, **inherited):
@@ -118,3 +119,13 @@ def test_a_clock_that_was_set_makes_no_process_another_elsewhere_than_on_linux(m
     before = folders.identity(os.getpid())
     monkeypatch.setattr(psutil.Process, "create_time", lambda process: 1.0)
     assert before is not None and folders.identity(os.getpid()) == before
+
+
+def test_a_helper_that_replaces_a_sleeping_one_is_awake(monkeypatch, tmp_path):
+    monkeypatch.setattr(folders, "base", lambda: tmp_path)
+    monkeypatch.setattr(helper.subprocess, "Popen", lambda *a, **k: SimpleNamespace(pid=0))
+    (tmp_path / warm.IDLE_MARK).touch()
+    made = helper.Helper()
+    made.control.close()
+    monkeypatch.setattr(helper, "_helper", made)
+    assert not helper.asleep()
