@@ -1,6 +1,7 @@
 """While ranks run: reprint what they print, see a rank that failed or is gone, and end the launch at its limit."""
 
 import contextlib
+import os
 import threading
 import time
 from pathlib import Path
@@ -82,9 +83,11 @@ def follow(
 
 
 def _end_of(log: Path, most: int = 100_000) -> str:
-    """The last characters of a log, nothing where there is none."""
+    """The last bytes of a log as text, nothing where there is none. The rest is not read: a rank may print gigabytes."""
     try:
-        return log.read_text(encoding="utf-8", errors="replace").strip()[-most:]
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            return file.read(most).decode("utf-8", errors="replace").strip()
     except FileNotFoundError:
         return ""
 

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import psutil  # before a test patches the platform: psutil reads it once, when it is imported
 import pytest
 
-from d2l_utils.launching import commands, environment, folders, helper, warm
+from d2l_utils.launching import commands, environment, folders, helper
+from d2l_utils.launching.warm import IDLE_MARK
 
 
 def ranks_env(monkeypatch, platform, **inherited):
@@ -124,7 +125,7 @@ def test_a_clock_that_was_set_makes_no_process_another_elsewhere_than_on_linux(m
 def test_a_helper_that_replaces_a_sleeping_one_is_awake(monkeypatch, tmp_path):
     monkeypatch.setattr(folders, "base", lambda: tmp_path)
     monkeypatch.setattr(helper.subprocess, "Popen", lambda *a, **k: SimpleNamespace(pid=0))
-    (tmp_path / warm.IDLE_MARK).touch()
+    (tmp_path / IDLE_MARK).touch()
     made = helper.Helper()
     made.control.close()
     monkeypatch.setattr(helper, "_helper", made)
