@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from d2l_utils.launching import errors, helper, host_limits, output, ranks
+from d2l_utils.launching import diagnosis, helper, host_limits, output, ranks
 
 _GRACE = 3.0  # seconds that the others have to end by themselves once a rank has failed
 _NEW_LIFE = 15.0  # seconds that torchrun has, where it may, to end the others and start all ranks anew
@@ -21,9 +21,9 @@ def follow(
     mode: str,
     stop: threading.Event | None,
     restarts: int = 0,
-) -> errors.Ending:
+) -> diagnosis.Ending:
     """Reprint output until the launch ends; end it at the deadline, on `stop`, and some time after a rank failed."""
-    ending = errors.Ending(states=[], agent_logs=[])
+    ending = diagnosis.Ending(states=[], agent_logs=[])
     printer = output.Reprinter(folder, size, mode)
     started: float | None = None
     failed: float | None = None
@@ -102,7 +102,7 @@ def kill_supervisor(folder: Path) -> None:
             process.kill()
 
 
-def any_failed(folder: Path, size: int, ending: errors.Ending) -> bool:
+def any_failed(folder: Path, size: int, ending: diagnosis.Ending) -> bool:
     """Whether a rank has failed, exited, or is gone without a word (which torchrun itself would wait for without end)."""
     ending.early = {rank for rank in range(size) if ranks.gone(folder, rank)}
     states = [ranks.read(folder, rank) for rank in range(size)]

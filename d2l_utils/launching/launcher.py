@@ -20,6 +20,7 @@ from typing import Any
 from d2l_utils.device import Choice, check_world_size, choose, keep_one_device
 from d2l_utils.garbage import collected_later
 from d2l_utils.launching import (
+    diagnosis,
     environment,
     errors,
     folders,
@@ -167,7 +168,7 @@ def launch(
             ending = follow(line, folder, size, float(timeout), output, stop, restarts)
             with collected_later():
                 results, unreadable = _results(folder, size)
-            return _Attempt(folder, script, way, ending, results, errors.diagnose(ending) or unreadable)
+            return _Attempt(folder, script, way, ending, results, diagnosis.diagnose(ending) or unreadable)
 
     made = attempt(why_cold)
     if made.way == "warm" and (why_cold := environment.why_no_fork(made.folder)):
@@ -179,7 +180,7 @@ def launch(
         if made.ending.full_disk:  # the next launch needs the room, and this one's script is all that would be lost
             folders.remove(made.folder)
         raise problem
-    late = errors.exit_codes(made.ending.agent_logs, made.ending.states)
+    late = diagnosis.exit_codes(made.ending.agent_logs, made.ending.states)
     run = Run(
         results=made.results,
         script=made.script,
@@ -205,7 +206,7 @@ class _Attempt:
     folder: Path
     script: Path
     way: str
-    ending: errors.Ending
+    ending: diagnosis.Ending
     results: list[Any]
     problem: errors.LaunchError | None
 

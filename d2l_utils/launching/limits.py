@@ -56,7 +56,7 @@ def of_this_process() -> dict[str, Any]:
     import resource
 
     kinds = [name for name in dir(resource) if name.startswith("RLIMIT_")]
-    status = Path("/proc/self/status").read_text()
+    status = Path("/proc/self/status").read_text(errors="replace")
     return {
         "affinity": sorted(os.sched_getaffinity(0)),
         "umask": next((int(line.split()[1], 8) for line in status.splitlines() if line.startswith("Umask:")), 0o022),

@@ -5,7 +5,7 @@ import os
 import pytest
 
 from d2l_utils import launch
-from d2l_utils.launching.errors import Ending, diagnose
+from d2l_utils.launching.diagnosis import Ending, diagnose
 from d2l_utils.launching.ranks import RankError, RankState
 
 
