@@ -78,7 +78,7 @@ def figure(rows: Sequence[Row], peaks: Mapping[str, Moment] | None = None, *, ti
     )
     note += "B broadcast"
     if any(row.wire is None for row in rows):
-        note += ". - on the wire: not carried by sockets, or nothing counts them here"
+        note += ". No bytes on the wire: no socket carried them, or nothing counts them here"
     return grid(cells, columns, groups=groups, title=title, note=note)
 
 

@@ -54,7 +54,7 @@ def since(before: dict[str, int] | None) -> int | None:
 def carried(events: Iterable[Any], device: Any) -> bool:
     """Whether all collectives of a step went over sockets: gloo's do, NCCL's pass NVLink or shared memory.
 
-    device: of the rank. On an accelerator a collective whose backend was not seen may be another's than gloo's.
+    device: of the rank. A collective whose backend was not seen counts as gloo's on the CPU alone.
     """
-    unseen = "gloo:" if device.type == "cpu" else "another's"
-    return all((event.backend or unseen).startswith("gloo:") for event in events if event.kind == "collective")
+    backends = [event.backend for event in events if event.kind == "collective"]
+    return all(device.type == "cpu" if backend is None else backend.startswith("gloo:") for backend in backends)

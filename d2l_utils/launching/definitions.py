@@ -141,8 +141,9 @@ def _texts(item: Any) -> Iterator[str]:
     for file, scope in files.items():
         linecache.checkcache(file)
         yield "".join(linecache.getlines(file, scope))
-    for cell in reversed(list(getattr(sys.modules.get("__main__"), "In", []))):
-        if item.__name__ in cell:
+    cells = getattr(sys.modules.get("__main__"), "In", None)  # IPython's, unless the reader has a variable of that name
+    for cell in reversed(cells if isinstance(cells, list) else []):
+        if isinstance(cell, str) and item.__name__ in cell:
             yield cell
             yield from _inner_texts(cell, item.__name__)
     for entry in reversed(list(linecache.cache.values())):  # cells that IPython does not count
@@ -155,7 +156,10 @@ def _inner_texts(cell: str, name: str) -> Iterator[str]:
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     for node in ast.walk(_parsed(cell)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and name in node.value:
-            text = node.value if shell is None else shell.transform_cell(node.value)
+            try:
+                text = node.value if shell is None else shell.transform_cell(node.value)
+            except (SyntaxError, UnicodeError):  # words, and no code
+                continue
             yield text
             if text != cell:
                 yield from _inner_texts(text, name)

@@ -6,12 +6,14 @@ import math
 import subprocess
 import sys
 from dataclasses import InitVar, dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from IPython.core.inputtransformer2 import TransformerManager
 
 from d2l_utils import launch
-from d2l_utils.launching import source
+from d2l_utils.launching import definitions, source
 from d2l_utils.launching.definitions import definition_of
 from d2l_utils.launching.names import global_names
 
@@ -605,3 +607,16 @@ def test_a_default_that_has_no_literal_is_computed_anew(tmp_path):
     scope = defined(tmp_path, "def keeps(lock=object(), n=int('3')): return n")
     text = source.script_for(scope["keeps"], [], {}, "torchrun")
     assert "as in the notebook" not in text
+
+
+def test_strings_of_a_cell_that_are_no_code_are_passed_over(monkeypatch):
+    shell = SimpleNamespace(transform_cell=TransformerManager().transform_cell)
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    cell = 'note = "f is\\n    no\\n  code"\nrun("def f(): pass")'
+    assert list(definitions._inner_texts(cell, "f")) == ["def f(): pass\n"]
+
+
+@pytest.mark.parametrize("value", [3, [1, 2], ["other", None]])
+def test_a_variable_called_In_is_the_readers(monkeypatch, value):
+    monkeypatch.setattr(sys.modules["__main__"], "In", value, raising=False)
+    assert "def plain" in definition_of(plain).text and list(definitions._texts(plain))
