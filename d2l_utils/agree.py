@@ -133,9 +133,8 @@ def _tried[T](function: Callable[[Tensor], T], name: str, tensor: Tensor) -> T:
     """``function`` of a tensor; a ValueError in plain words where the tensor is of a kind that cannot be compared."""
     _check_values(name, tensor)
     whole: Any = tensor.detach()
-    whole = (
-        whole.full_tensor() if hasattr(whole, "full_tensor") else whole
-    )  # moves data: its errors are others' than ours
+    if hasattr(whole, "full_tensor"):  # this moves data: an error in it says nothing about the kind of tensor
+        whole = whole.full_tensor()
     try:
         return function(whole)
     except (RuntimeError, NotImplementedError, TypeError) as error:
@@ -236,7 +235,7 @@ def _hashed(values: Iterable[object]) -> bytes:
 
 
 def _gathered(answer: Callable[[], bytes], named: Named, group: dist.ProcessGroup | None) -> list[bytes]:
-    """Every rank's 32 bytes. A ValueError of one rank's answer is one on all of them."""
+    """Every rank's 32 bytes. Where one rank raises ValueError instead of an answer, all do."""
     mine, error = _NONE, None
     try:
         for name, tensor in named:

@@ -302,7 +302,7 @@ def visible_devices() -> Devices:
 
 
 def ask_torch() -> Devices:
-    """``visible_devices``, of which each has made a tensor and added to it. In the process that `usable_devices` starts."""
+    """Those of ``visible_devices`` that can make a tensor and add to it. Runs in the process that ``usable_devices`` starts."""
     import torch
 
     found = visible_devices()
