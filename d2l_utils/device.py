@@ -241,7 +241,20 @@ def usable_devices() -> Devices:
     """
     if not driver_found():
         return Devices(None, 0, "", "no GPU found")
-    return _probe(*(os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")))
+    view = tuple(os.environ.get(name) for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"))
+    if view not in _answers:
+        try:
+            _answers[view] = _ask_process()
+        except _NoAnswer as error:  # it is asked again the next time: the machine may have been busy
+            return Devices(None, 0, "", str(error))
+    return _answers[view]
+
+
+class _NoAnswer(Exception):
+    """The process that was asked for devices did not say any; the text says why."""
+
+
+_answers: dict[tuple[str | None, ...], Devices] = {}  # by the variables that an answer depends on
 
 
 def driver_found() -> bool:
@@ -263,9 +276,8 @@ def _loads(library: str) -> bool:
     return True
 
 
-@functools.cache
-def _probe(*hidden: str | None) -> Devices:
-    """The answer of a fresh process that runs this file; ``hidden`` are the values that it depends on."""
+def _ask_process() -> Devices:
+    """The answer of a fresh process that runs this file. _NoAnswer where it gives none."""
     command = [sys.executable, "-P", os.path.abspath(__file__)]
     try:
         done = subprocess.run(
@@ -273,9 +285,9 @@ def _probe(*hidden: str | None) -> Devices:
         )
         return Devices(**json.loads(done.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired:
-        return Devices(None, 0, "", f"torch has not said within {PROBE_SECONDS:.0f} s which GPUs it can use")
+        raise _NoAnswer(f"torch has not said within {PROBE_SECONDS:.0f} s which GPUs it can use") from None
     except (OSError, IndexError, ValueError) as error:
-        return Devices(None, 0, "", f"torch cannot be asked for GPUs ({type(error).__name__})")
+        raise _NoAnswer(f"torch cannot be asked for GPUs ({type(error).__name__})") from error
 
 
 def visible_devices() -> Devices:

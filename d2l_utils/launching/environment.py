@@ -105,7 +105,7 @@ def read_at_start(environ: Mapping[str, str]) -> dict[str, str]:
 
 def check_idle_seconds(environ: Mapping[str, str]) -> None:
     """ValueError unless D2L_HELPER_IDLE, where it is set, is a number of seconds above 0."""
-    text = environ.get("D2L_HELPER_IDLE", "600")
+    text = environ.get("D2L_HELPER_IDLE") or "600"
     try:
         good = 0 < float(text) < float("inf")
     except ValueError:

@@ -197,7 +197,7 @@ def main(control_fd: int, folder: str) -> None:
     with contextlib.suppress(OSError):
         state = {"threads": threads(), "accelerator": torch.cuda.is_initialized()}
         control.send(json.dumps(state).encode(), socket.MSG_DONTWAIT)
-    patience = min(float(os.environ.get("D2L_HELPER_IDLE", "600")), 1e9)  # select does not take much more
+    patience = min(float(os.environ.get("D2L_HELPER_IDLE") or "600"), 1e9)  # select does not take much more
     while True:
         if not select.select([control], [], [], patience)[0]:
             become(control, folder, "idle")

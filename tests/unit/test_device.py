@@ -211,11 +211,14 @@ def test_a_process_that_does_not_answer_means_the_cpu(monkeypatch, answer, reaso
             raise answer
         return answer
 
-    device._probe.cache_clear()
+    monkeypatch.setattr(device, "_answers", {})
     monkeypatch.setattr(device, "driver_found", lambda: True)
     monkeypatch.setattr(device.subprocess, "run", run)
     assert device.usable_devices() == Devices(None, 0, "", reason)
-    device._probe.cache_clear()
+    answer = subprocess.CompletedProcess([], 0, '{"type": "cuda", "count": 2, "backend": "nccl", "reason": "2"}', "")
+    assert device.usable_devices() == Devices("cuda", 2, "nccl", "2")  # it is asked again
+    answer = OSError("asked a third time")
+    assert device.usable_devices().count == 2
 
 
 @pytest.mark.parametrize("bad", [0, -1, 1.5, 2.0, "2", True, False, 65, 10**30, b"2", [2]])
