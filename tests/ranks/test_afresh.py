@@ -88,7 +88,6 @@ def test_an_unused_helper_gives_its_memory_back_and_starts_again(monkeypatch, ca
         helper.discard(helper._helper)
     first = launch(loads, world_size=1, workers=0, output="quiet").results
     process = helper._helper.process
-    assert resident(process.pid) > 100e6
     deadline = time.monotonic() + 20
     while not (helper.asleep() and resident(process.pid) < 30e6) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -96,9 +95,10 @@ def test_an_unused_helper_gives_its_memory_back_and_starts_again(monkeypatch, ca
     capsys.readouterr()
     run = launch(loads, world_size=1, workers=0)
     assert (run.results, run.way, helper._helper.process.pid) == (first, "warm", process.pid)
-    assert "gave back its memory" in capsys.readouterr().out and not helper.asleep()
-    while not helper.asleep() and time.monotonic() < deadline:
+    assert "gave back its memory" in capsys.readouterr().out
+    while not helper.asleep() and time.monotonic() < deadline + 20:
         time.sleep(0.05)
+    assert helper.asleep()  # again
     folder = helper._helper.folder
     helper._helper.control.close()  # as when the kernel is killed
     process.wait(10)
