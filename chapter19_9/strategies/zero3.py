@@ -89,7 +89,7 @@ class Unit:
         for i, flat in enumerate(flats):
             module.register_parameter(f"shard{i}", flat.shard)
             flat.computed = partial(self.computed, flat)
-        # before and after hooks of the reader's own, such as spectral_norm's, which use the weights
+        # around hooks of the reader's own, such as spectral_norm's, which use the weights
         module.register_forward_pre_hook(self.before_forward, prepend=True, with_kwargs=True)
         module.register_forward_hook(self.after_forward, with_kwargs=True, always_call=True)
 
