@@ -140,23 +140,23 @@ def check_averages_once(device: torch.device) -> None:
     if dist.is_initialized() and dist.get_world_size() > 1:
         key = device.type, dist.get_world_size()
         if key not in _checked:
-            check_averages(device)
+            check_averages()
             _checked.add(key)
 
 
-def check_averages(device: torch.device | None = None) -> dict[str, float]:
+def check_averages() -> dict[str, float]:
     """Sum and average known numbers over the ranks, with the collectives and operations that DDP and FSDP2 use.
 
     Returns {collective and operation: what came out}. RuntimeError when one is wrong: some releases of gloo give the sum
     where the average was asked for, and training goes on with gradients that are N times too large. Every rank must call
-    it; a launched function needs no ``device``.
+    it; it can be launched.
     """
     import torch
     import torch.distributed as dist
 
     from d2l_utils.device import rank_device
 
-    rank, n, device = dist.get_rank(), dist.get_world_size(), device or rank_device()
+    rank, n, device = dist.get_rank(), dist.get_world_size(), rank_device()
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor  # the first since torch 2.13
     found = {}
     for op, expected in (("SUM", n * (n + 1) / 2), ("AVG", (n + 1) / 2)):
